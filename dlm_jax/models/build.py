@@ -1,0 +1,98 @@
+"""Joins a module and its parameters into the scorer that objectives and decoders receive."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.models.config import TransformerConfig
+from dlm_jax.models.transformer import Transformer
+from dlm_jax.nn import cache as kv_cache
+from dlm_jax.nn import visibility as vis
+from dlm_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundScorer:
+    """A `types.Scorer` made of a module and its parameters; build it inside the jitted function."""
+
+    model: Transformer
+    params: Params
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.config.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype the body computes in."""
+        return self.model.dtype or self.params["embed"].dtype
+
+    def hidden(self, tokens, positions, visibility, cache=None, slots=None):
+        """See `types.Scorer.hidden`."""
+        return self.model.apply(
+            {"params": self.params}, tokens, positions, visibility, cache, slots, method="hidden")
+
+    def head(self, hidden: Array) -> Array:
+        """See `types.Scorer.head`."""
+        return self.model.apply({"params": self.params}, hidden, method="head")
+
+    def init_cache(self, batch: int, capacity: int) -> kv_cache.KVCache:
+        """See `types.Scorer.init_cache`."""
+        c = self.model.config
+        return kv_cache.init(c.num_layers, batch, capacity, c.num_kv_heads, c.head_dim, self.dtype)
+
+    def __call__(self, tokens, positions=None, visibility=None) -> Array:
+        """See `types.Scorer.__call__`."""
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        if visibility is None:
+            visibility = vis.causal(jnp.ones(tokens.shape, bool))
+        return self.head(self.hidden(tokens, positions, visibility)[0])
+
+
+def build(config: TransformerConfig, *, dtype: Any = None, remat: bool = False) -> Transformer:
+    """Returns the module of a configuration.
+
+    Args:
+      config: shape and family.
+      dtype: computation dtype; None computes in the parameters' own.
+      remat: recompute layers in the backward pass.
+    """
+    return Transformer(config, dtype, remat)
+
+
+def scorer(model: Transformer, params: Params) -> BoundScorer:
+    """Binds parameters to a module; see `types.Scorer`."""
+    return BoundScorer(model, params)
+
+
+def _init(model: Transformer, key: Array):
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return model.init(key, tokens, tokens, vis.causal(jnp.ones((1, 1), bool)))["params"]
+
+
+def init_params(model: Transformer, key: Array) -> Params:
+    """Returns fresh float32 parameters as a plain nested dict.
+
+    Args:
+      model: the module.
+      key: PRNG key.
+    """
+    return nn.meta.unbox(_init(model, key))
+
+
+def abstract_params(model: Transformer) -> Params:
+    """Returns the parameters' shapes and dtypes (`jax.ShapeDtypeStruct`) without making them."""
+    return nn.meta.unbox(jax.eval_shape(lambda: _init(model, jax.random.key(0))))
+
+
+def logical_axes(model: Transformer) -> Params:
+    """Returns each parameter's `PartitionSpec` of logical axis names; `train.sharding` maps them to a mesh."""
+    return nn.get_partition_spec(jax.eval_shape(lambda: _init(model, jax.random.key(0))))

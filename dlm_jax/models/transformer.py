@@ -1,0 +1,132 @@
+"""The dense stack (Qwen3, Qwen2) as thin Linen modules: they own parameters, `dlm_jax.nn` owns the mathematics.
+
+Letters: B batch, T query tokens, S keys, D width, N query heads, K KV heads, H head dim, F MLP width,
+V vocabulary, L layers. All layers are one scanned module, so a parameter below `layers` has a leading L.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.models.config import TransformerConfig
+from dlm_jax.nn import cache as kv_cache
+from dlm_jax.nn.attention import attention
+from dlm_jax.nn.norms import rms_norm
+from dlm_jax.nn.rope import apply_rope
+
+
+class _Owner(nn.Module):
+    """A module that creates parameters with logical axis names."""
+
+    config: TransformerConfig
+    dtype: Any = None  # computation dtype; None computes in the parameters' own
+
+    def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
+        init = init or nn.initializers.normal(self.config.initializer_range)
+        value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
+        return value if self.dtype is None else value.astype(self.dtype)
+
+    def ones(self, name: str, size: int) -> Array:
+        return self.weight(name, (size,), (None,), nn.initializers.ones)
+
+
+class Attention(_Owner):
+    """Projections, q/k norm, RoPE, cache and attention of one layer."""
+
+    @nn.compact
+    def __call__(self, x, positions, visibility, cache, layer, slots):
+        c = self.config
+        D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
+        q = jnp.einsum("btd,dnh->btnh", x, self.weight("q_proj", (D, N, H), ("embed", "heads", None)))
+        k = jnp.einsum("btd,dkh->btkh", x, self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
+        v = jnp.einsum("btd,dkh->btkh", x, self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
+        if c.qkv_bias:
+            zeros = nn.initializers.zeros
+            q = q + self.weight("q_bias", (N, H), ("heads", None), zeros)
+            k = k + self.weight("k_bias", (K, H), ("kv_heads", None), zeros)
+            v = v + self.weight("v_bias", (K, H), ("kv_heads", None), zeros)
+        if c.qk_norm:
+            q = rms_norm(q, self.ones("q_norm", H), c.rms_norm_eps)
+            k = rms_norm(k, self.ones("k_norm", H), c.rms_norm_eps)
+        q, k = apply_rope(q, positions, c.rope_theta), apply_rope(k, positions, c.rope_theta)
+        if cache is not None:
+            cache = kv_cache.write(cache, layer, slots, k, v)
+            k, v = cache.keys[layer].astype(q.dtype), cache.values[layer].astype(q.dtype)
+        out = attention(q, k, v, visibility)
+        return jnp.einsum("btnh,nhd->btd", out, self.weight("o_proj", (N, H, D), ("heads", None, "embed"))), cache
+
+
+class MLP(_Owner):
+    """SwiGLU feed-forward of one layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        gate = x @ self.weight("gate_proj", (D, F), ("embed", "mlp"))
+        up = x @ self.weight("up_proj", (D, F), ("embed", "mlp"))
+        return (jax.nn.silu(gate) * up) @ self.weight("down_proj", (F, D), ("mlp", "embed"))
+
+
+class Block(_Owner):
+    """One pre-norm layer; the carry is (activations, cache), so that the cache is updated in place."""
+
+    @nn.compact
+    def __call__(self, carry, layer, positions, visibility, slots):
+        x, cache = carry
+        c = self.config
+        x = nn.with_logical_constraint(x, ("batch", "length", None))
+        normed = rms_norm(x, self.ones("input_norm", c.hidden_size), c.rms_norm_eps)
+        mixed, cache = Attention(c, self.dtype, name="attention")(normed, positions, visibility, cache, layer, slots)
+        x = x + mixed
+        normed = rms_norm(x, self.ones("post_attention_norm", c.hidden_size), c.rms_norm_eps)
+        return (x + MLP(c, self.dtype, name="mlp")(normed), cache), None
+
+
+class Transformer(_Owner):
+    """Embedding, L scanned layers, final norm and head.
+
+    Attributes:
+      config: the shape.
+      dtype: computation dtype, None for the parameters' own.
+      remat: recompute each layer in the backward pass instead of storing its activations.
+    """
+
+    remat: bool = False
+
+    def __call__(self, tokens, positions, visibility, cache=None, slots=None):
+        """Returns logits and the cache; touches every parameter, so `init` goes through here."""
+        hidden, cache = self.hidden(tokens, positions, visibility, cache, slots)
+        return self.head(hidden), cache
+
+    def setup(self):
+        c = self.config
+        self.embed = self.weight("embed", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
+        if not c.tie_word_embeddings:
+            self.lm_head = self.weight("lm_head", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
+        self.final_norm = self.ones("final_norm", c.hidden_size)
+        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        self.layers = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+            length=c.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(c, self.dtype)
+
+    def hidden(self, tokens, positions, visibility, cache=None, slots=None):
+        """Returns (B, T, D) hidden states after the final norm, and the cache; see `types.Scorer.hidden`."""
+        x = jnp.take(self.embed, tokens, axis=0)
+        layer = jnp.arange(self.config.num_layers)
+        (x, cache), _ = self.layers((x, cache), layer, positions, visibility, slots)
+        return rms_norm(x, self.final_norm, self.config.rms_norm_eps), cache
+
+    def head(self, hidden):
+        """Returns (..., V) float32 logits of (..., D) hidden states."""
+        table = self.embed if self.config.tie_word_embeddings else self.lm_head
+        return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)

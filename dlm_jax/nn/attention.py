@@ -1,0 +1,89 @@
+"""Grouped-query attention under the visibility rule.
+
+Letters: B batch, T query tokens, S keys, N query heads, K KV heads, G = N // K, H head dim, C query chunk.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.nn.visibility import Visibility
+
+CHUNK = 128  # queries a step of the chunked form
+DENSE_LIMIT = 1 << 20  # T x S up to which the dense form is used by "auto"
+
+
+def attention(
+    q: Array, k: Array, v: Array, visibility: Visibility | Array, *, scale: float | None = None, form: str = "auto"
+) -> Array:
+    """Softmax attention of every query over the keys it sees; a query that sees none gets zeros.
+
+    Args:
+      q: (B, T, N, H) queries.
+      k: (B, S, K, H) keys, N a multiple of K.
+      v: (B, S, K, H) values.
+      visibility: the rule over T queries and S keys, or a dense (B or 1, T, S) bool mask (reference code).
+      scale: factor on the logits, unitless; default H ** -0.5.
+      form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
+        its memory is O(T); "auto" takes the first while T x S is small.
+
+    Returns:
+      (B, T, N, H) in q's dtype.
+
+    Raises:
+      ValueError: head counts that do not divide, an unknown form, or a rule of another size.
+    """
+    T, S = q.shape[1], k.shape[1]
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads: pick a multiple")
+    if form not in ("auto", "reference", "chunked"):
+        raise ValueError(f"attention form {form!r}: expected 'auto', 'reference' or 'chunked'")
+    shape = visibility.shape[1:] if not isinstance(visibility, Visibility) else (
+        visibility.query_length, visibility.key_length)
+    if tuple(shape) != (T, S):
+        raise ValueError(f"visibility is over {shape} (queries, keys) but q and k hold {(T, S)}")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if form == "auto":
+        form = "reference" if T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
+    if form == "reference" or not isinstance(visibility, Visibility):
+        mask = visibility.dense() if isinstance(visibility, Visibility) else visibility
+        return _dense(q, k, v, mask, scale)
+    return _chunked(q, k, v, visibility, scale)
+
+
+def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    grouped = q.reshape(B, T, K, N // K, H)
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32) * scale
+    seen = mask[:, None, None]
+    logits = jnp.where(seen, logits, -jnp.inf)
+    # the maximum over an empty row is -inf; 0 keeps exp() and its gradient finite there
+    peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    weight = jnp.exp(logits - jnp.where(jnp.isfinite(peak), peak, 0.0))
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    weight = (weight / jnp.where(total > 0, total, 1.0)).astype(v.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", weight, v, preferred_element_type=jnp.float32)
+    return out.reshape(B, T, N, H).astype(q.dtype)
+
+
+def _chunked(q: Array, k: Array, v: Array, visibility: Visibility, scale: float) -> Array:
+    B, T, N, H = q.shape
+    chunks = -(-T // CHUNK)
+    pad = chunks * CHUNK - T
+    padded = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0)))
+    queries = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, pad)), constant_values=-1), {
+        "floor_q": visibility.floor_q, "limit_q": visibility.limit_q,
+        "group_q": visibility.group_q, "order_q": visibility.order_q})
+    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], chunks, CHUNK, *x.shape[2:]), 1, 0)
+    keys = {"rank_k": visibility.rank_k, "group_k": visibility.group_k, "order_k": visibility.order_k}
+
+    @jax.checkpoint  # the backward pass recomputes a chunk's logits instead of storing all of them
+    def one(chunk):
+        part, meta = chunk
+        return _dense(part, k, v, Visibility(**meta, **keys).dense(), scale)
+
+    out = jax.lax.map(one, (split(padded), jax.tree.map(split, queries)))
+    return jnp.moveaxis(out, 0, 1).reshape(B, chunks * CHUNK, N, H)[:, :T]

@@ -1,0 +1,96 @@
+"""Fixed-capacity key-value cache, stacked over layers.
+
+An entry's place in the buffer, its logical position and its rank in the visibility rule are three different
+things. Entries may therefore be written in any order and never move: committing a token is a change of rank.
+
+Letters: L layers, B batch, S capacity in entries, T tokens, K KV heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys (after norm and RoPE) and values of every layer, each (L, B, S, K, H)."""
+
+    keys: Array
+    values: Array
+
+    @property
+    def capacity(self) -> int:
+        """S, the number of entries a row."""
+        return self.keys.shape[2]
+
+
+def init(layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype=jnp.float32) -> KVCache:
+    """Returns a cache of zeros.
+
+    Args:
+      layers, batch, capacity, kv_heads, head_dim: L, B, S, K, H.
+      dtype: of keys and values.
+    """
+    shape = (layers, batch, capacity, kv_heads, head_dim)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def write(cache: KVCache, layer: Array, slots: Array, keys: Array, values: Array) -> KVCache:
+    """Stores one layer's keys and values at any entries, each row its own.
+
+    Args:
+      cache: the cache.
+      layer: () int32 layer index.
+      slots: (B, T) int32 entry of each token; S or more discards it. Entries of a row must differ.
+      keys: (B, T, K, H).
+      values: (B, T, K, H).
+
+    Returns:
+      The cache with those entries replaced.
+    """
+    row, tokens = jnp.arange(slots.shape[0])[:, None], slots.shape[1]
+    # discarded tokens go to different places beyond the end, so that the indices are unique as promised
+    slots = jnp.where(slots < cache.capacity, slots, cache.capacity + jnp.arange(tokens))
+    put = lambda old, new: old.at[layer, row, slots].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+    return KVCache(put(cache.keys, keys), put(cache.values, values))
+
+
+def append_slots(length: Array, tokens: int, valid: Array | None = None, capacity: int = 2**30) -> Array:
+    """Returns the (B, T) entries that follow the first `length` ones, `capacity` (discard) where not valid.
+
+    Args:
+      length: (B,) int32 entries in use.
+      tokens: T.
+      valid: (B, T) bool, or None for all.
+      capacity: S.
+    """
+    slots = length[:, None] + jnp.arange(tokens, dtype=jnp.int32)
+    return slots if valid is None else jnp.where(valid, slots, capacity)
+
+
+def crop_rank(rank: Array, length: Array) -> Array:
+    """Hides entries from `length` on: a crop moves nothing, it takes away rank.
+
+    Args:
+      rank: (B, S) int32 ranks.
+      length: (B,) int32 entries kept.
+
+    Returns:
+      (B, S) ranks, -1 from `length` on.
+    """
+    return jnp.where(jnp.arange(rank.shape[1]) < length[:, None], rank, -1)
+
+
+def gather_rows(cache: KVCache, rows: Array) -> KVCache:
+    """Returns the cache of the chosen batch rows, in that order (repeats allowed).
+
+    Args:
+      cache: the cache.
+      rows: (R,) int32 row indices.
+    """
+    return KVCache(jnp.take(cache.keys, rows, axis=1), jnp.take(cache.values, rows, axis=1))

@@ -1,0 +1,123 @@
+"""One visibility rule for every attention mask.
+
+A key is visible to a query iff `floor_q <= rank_k <= limit_q`, or `group_q == group_k >= 0` and
+`order_k <= order_q`. Four integers a query, three a key: O(T) metadata instead of a (T, S) mask.
+
+Letters: B batch (or 1, to broadcast), T query tokens, S keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+NONE = -1  # a rank or group that matches nothing (floors are never negative)
+LAST = 2**30  # a limit beyond every rank
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Visibility:
+    """Who sees whom, as int32 metadata; `_q` fields are (B, T), `_k` fields (B, S)."""
+
+    floor_q: Array
+    limit_q: Array
+    group_q: Array
+    order_q: Array
+    rank_k: Array
+    group_k: Array
+    order_k: Array
+
+    @property
+    def query_length(self) -> int:
+        """T, the number of queries a row."""
+        return self.floor_q.shape[1]
+
+    @property
+    def key_length(self) -> int:
+        """S, the number of keys a row."""
+        return self.rank_k.shape[1]
+
+    def dense(self) -> Array:
+        """Returns the rule as a (B, T, S) bool mask; for reference code and short sequences."""
+        q = lambda x: x[:, :, None]
+        k = lambda x: x[:, None, :]
+        by_rank = (q(self.floor_q) <= k(self.rank_k)) & (k(self.rank_k) <= q(self.limit_q))
+        by_group = (q(self.group_q) == k(self.group_k)) & (k(self.group_k) >= 0) & (k(self.order_k) <= q(self.order_q))
+        return by_rank | by_group
+
+    def queries(self, start: Array | int, length: int) -> "Visibility":
+        """Returns the rule for `length` queries from `start` on, all keys kept."""
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1)
+        return dataclasses.replace(
+            self,
+            floor_q=cut(self.floor_q),
+            limit_q=cut(self.limit_q),
+            group_q=cut(self.group_q),
+            order_q=cut(self.order_q),
+        )
+
+
+def by_rank(floor_q: Array, limit_q: Array, rank_k: Array) -> Visibility:
+    """Builds a rule from ranks alone.
+
+    Args:
+      floor_q: (B, T) int32 lowest visible rank, at least 0.
+      limit_q: (B, T) int32 highest visible rank; -1 sees nothing.
+      rank_k: (B, S) int32 rank of each key; `NONE` for padding.
+
+    Returns:
+      A `Visibility` without groups.
+    """
+    none_q, none_k = jnp.full_like(limit_q, NONE), jnp.full_like(rank_k, NONE)
+    return Visibility(floor_q, limit_q, none_q, none_q, rank_k, none_k, none_k)
+
+
+def _index(valid: Array) -> Array:
+    return jnp.broadcast_to(jnp.arange(valid.shape[1], dtype=jnp.int32), valid.shape)
+
+
+def causal(valid: Array) -> Visibility:
+    """Every token sees the valid tokens up to itself in physical order; positions may be anything.
+
+    This is also ReFusion's training layout (Sec. 4.3): the reordering is physical, positions stay logical.
+
+    Args:
+      valid: (B, T) bool, False on padding.
+    """
+    index = _index(valid)
+    return by_rank(jnp.zeros_like(index), index, jnp.where(valid, index, NONE))
+
+
+def bidirectional(valid: Array) -> Visibility:
+    """Every token sees every valid token.
+
+    Args:
+      valid: (B, T) bool, False on padding.
+    """
+    index = _index(valid)
+    return by_rank(jnp.zeros_like(index), jnp.full_like(index, LAST), jnp.where(valid, index, NONE))
+
+
+def packed(document: Array) -> Visibility:
+    """Causal inside each document of a packed row.
+
+    Args:
+      document: (B, T) int32 document number, non-decreasing along a row; negative on padding.
+    """
+    index = _index(document)
+    new = jnp.concatenate([jnp.ones_like(document[:, :1], bool), document[:, 1:] != document[:, :-1]], axis=1)
+    floor = jax.lax.cummax(jnp.where(new, index, 0), axis=1)
+    return by_rank(floor, index, jnp.where(document >= 0, index, NONE))
+
+
+def block_causal(block: Array) -> Visibility:
+    """Bidirectional inside a block, and every earlier block seen whole.
+
+    Args:
+      block: (B, T) int32 block number, non-decreasing along a row; negative on padding.
+    """
+    return by_rank(jnp.zeros_like(block), block, block)
