@@ -1,0 +1,8 @@
+"""Decoders: frozen dataclasses of their papers' hyperparameters, run by `generate` and `stream`."""
+
+from dlm_jax.decode.api import Event, Generation, generate, stream
+from dlm_jax.decode.autoregressive import Autoregressive
+from dlm_jax.decode.ledger import Ledger
+from dlm_jax.decode.refusion import ReFusion
+
+__all__ = ["Autoregressive", "Event", "Generation", "Ledger", "ReFusion", "generate", "stream"]

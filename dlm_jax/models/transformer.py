@@ -130,3 +130,9 @@ class Transformer(_Owner):
         """Returns (..., V) float32 logits of (..., D) hidden states."""
         table = self.embed if self.config.tie_word_embeddings else self.lm_head
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+
+    def scorer(self, params):
+        """Returns the `types.Scorer` of these parameters; call it inside the function that is compiled."""
+        from dlm_jax.models.build import BoundScorer  # build imports this module
+
+        return BoundScorer(self, params)

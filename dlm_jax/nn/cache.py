@@ -94,3 +94,14 @@ def gather_rows(cache: KVCache, rows: Array) -> KVCache:
       rows: (R,) int32 row indices.
     """
     return KVCache(jnp.take(cache.keys, rows, axis=1), jnp.take(cache.values, rows, axis=1))
+
+
+def grow(cache: KVCache, capacity: int) -> KVCache:
+    """Returns the cache with empty entries added at the end.
+
+    Args:
+      cache: the cache.
+      capacity: new S, at least the present one.
+    """
+    extra = [(0, 0), (0, 0), (0, capacity - cache.capacity), (0, 0), (0, 0)]
+    return KVCache(jnp.pad(cache.keys, extra), jnp.pad(cache.values, extra))

@@ -1,0 +1,95 @@
+"""One ledger for every decoder: what was computed for a row, and what came of it.
+
+Tokens per forward (TPF) = committed tokens, up to and including EOS, over model forwards after prefill; a
+guide's forwards are counted apart. Never a prompt token, never padding.
+
+Letters: B batch, J kinds of forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+KINDS = ("prefill", "denoise", "draft", "verify", "decode", "guide", "refresh")
+PREFILL, DENOISE, DRAFT, VERIFY, DECODE, GUIDE, REFRESH = range(len(KINDS))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Running counts inside a decoding loop.
+
+    Attributes:
+      forwards: (B, J) int32 forwards by kind.
+      positions: (B, J) int32 query positions evaluated by kind, padding excluded.
+    """
+
+    forwards: Array
+    positions: Array
+
+    @classmethod
+    def zeros(cls, batch: int) -> "Counts":
+        """Returns empty counts for `batch` rows."""
+        return cls(jnp.zeros((batch, len(KINDS)), jnp.int32), jnp.zeros((batch, len(KINDS)), jnp.int32))
+
+    def add(self, kind: Array | int, positions: Array, active: Array) -> "Counts":
+        """Counts one forward.
+
+        Args:
+          kind: () or (B,) int32 index into `KINDS`.
+          positions: (B,) int32 query positions evaluated.
+          active: (B,) bool, False for rows that were only padding.
+        """
+        one = jax.nn.one_hot(jnp.broadcast_to(kind, active.shape), len(KINDS), dtype=jnp.int32) * active[:, None]
+        return Counts(self.forwards + one, self.positions + one * positions[:, None])
+
+    def after_prefill(self) -> Array:
+        """Returns (B,) int32 model forwards so far, prefill and guide excluded."""
+        return jnp.sum(self.forwards, axis=1) - self.forwards[:, PREFILL] - self.forwards[:, GUIDE]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Final counts of a generation, on the host.
+
+    Attributes:
+      forwards: kind -> (B,) int array.
+      positions: kind -> (B,) int array of query positions evaluated.
+      committed: (B,) int array of tokens, up to and including EOS.
+    """
+
+    forwards: dict[str, np.ndarray]
+    positions: dict[str, np.ndarray]
+    committed: np.ndarray
+
+    @classmethod
+    def read(cls, counts: Counts, committed: np.ndarray, rows: int) -> "Ledger":
+        """Takes the first `rows` rows of device counts to the host."""
+        forwards, positions = np.asarray(counts.forwards)[:rows], np.asarray(counts.positions)[:rows]
+        by_kind = lambda x: {kind: x[:, j] for j, kind in enumerate(KINDS)}
+        return cls(by_kind(forwards), by_kind(positions), committed)
+
+    @classmethod
+    def concatenate(cls, ledgers: list["Ledger"]) -> "Ledger":
+        """Joins the rows of several ledgers."""
+        join = lambda get: {kind: np.concatenate([get(x)[kind] for x in ledgers]) for kind in KINDS}
+        return cls(join(lambda x: x.forwards), join(lambda x: x.positions),
+                   np.concatenate([x.committed for x in ledgers]))
+
+    def after_prefill(self) -> np.ndarray:
+        """Returns (B,) model forwards after prefill, guide excluded."""
+        return sum(self.forwards[kind] for kind in KINDS if kind not in ("prefill", "guide"))
+
+    def tokens_per_forward(self) -> float:
+        """Returns all committed tokens over all model forwards after prefill, summed over rows."""
+        forwards = int(self.after_prefill().sum())
+        return float(self.committed.sum()) / forwards if forwards else float("nan")
+
+    def totals(self) -> dict[str, int]:
+        """Returns forwards by kind summed over rows, zero kinds left out."""
+        return {kind: int(x.sum()) for kind, x in self.forwards.items() if x.any()}

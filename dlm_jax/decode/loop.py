@@ -1,0 +1,108 @@
+"""Three loops from one `step`: compiled whole, compiled a step at a time (streaming), and plain Python.
+
+Executables are compiled once per model, static hyperparameters and shapes; thresholds, temperatures, lengths,
+special ids and keys are traced values of the decoder and the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dlm_jax.decode.state import Decoder, Request
+from dlm_jax.types import Params
+
+Bind = Callable[[Any, Params], Any]  # (model, params) -> Scorer
+
+
+def traced(decoder: Decoder) -> Decoder:
+    """Returns the decoder with its float and int hyperparameters as arrays, so that they become arguments."""
+    as_array = lambda x: jnp.asarray(x, jnp.float32 if isinstance(x, float) else None)
+    return jax.tree.map(as_array, decoder)
+
+
+class Executables:
+    """Compiled init, step and loop of each (model, decoder statics, shapes), with the seconds they took."""
+
+    def __init__(self):
+        self._cache: dict[Any, tuple[Any, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def get(self, bind: Bind, model: Any, which: str, arguments: tuple) -> tuple[Any, float]:
+        """Returns the executable for these arguments and the seconds spent compiling it now (0 if it was there).
+
+        Args:
+          bind: joins model and parameters into a scorer; part of the key.
+          model: hashable description of the network.
+          which: "init", "step" or "loop".
+          arguments: (params, decoder, request) and, but for "init", the state.
+        """
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
+        key = (bind, model, which, structure, shapes)
+        if key in self._cache:
+            return self._cache[key][0], 0.0
+        start = time.perf_counter()
+        function = {"init": _init, "step": _step, "loop": _loop}[which]
+        donate = () if which == "init" else (3,)
+        jitted = jax.jit(lambda *args: function(lambda params: bind(model, params), *args), donate_argnums=donate)
+        executable = jitted.lower(*arguments).compile()
+        seconds = time.perf_counter() - start
+        self._cache[key] = (executable, seconds)
+        return executable, seconds
+
+
+def _init(score_of, params, decoder, request):
+    return decoder.init(score_of(params), request)
+
+
+def _step(score_of, params, decoder, request, state):
+    return decoder.step(score_of(params), request, state)
+
+
+def _loop(score_of, params, decoder, request, state):
+    score = score_of(params)
+    return jax.lax.while_loop(
+        lambda s: ~jnp.all(s.done), lambda s: decoder.step(score, request, s), state)
+
+
+def python_loop(score: Any, decoder: Decoder, request: Request) -> Any:
+    """Runs `init` and `step` without compiling them; the reference for the other two loops.
+
+    Args:
+      score: a `types.Scorer`.
+      decoder: the decoder.
+      request: the batch.
+
+    Returns:
+      The final state.
+    """
+    state = decoder.init(score, request)
+    while not bool(jnp.all(state.done)):
+        state = decoder.step(score, request, state)
+    return state
+
+
+def step_loop(executables: Executables, bind: Bind, model: Any, params: Params, decoder: Decoder,
+              request: Request) -> Iterator[Any]:
+    """Yields the state after prefill and after every forward; a yielded state is dead after the next one.
+
+    Args:
+      executables: where compiled steps are kept.
+      bind, model, params: the model.
+      decoder: the decoder, `traced`.
+      request: the batch.
+    """
+    start, _ = executables.get(bind, model, "init", (params, decoder, request))
+    state = start(params, decoder, request)
+    yield state
+    advance, _ = executables.get(bind, model, "step", (params, decoder, request, state))
+    while not bool(jnp.all(state.done)):
+        state = advance(params, decoder, request, state)
+        yield state

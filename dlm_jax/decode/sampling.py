@@ -1,0 +1,78 @@
+"""Turning logits into tokens: greedy, temperature, top-k, top-p; one key per row, so rows never interact.
+
+Letters: B batch, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def truncate(logits: Array, top_k: Array | int = 0, top_p: Array | float = 1.0) -> Array:
+    """Removes all but the likeliest tokens; ties at the border stay.
+
+    Args:
+      logits: (..., V) float32, temperature already applied.
+      top_k: () int32 number of tokens kept; 0 keeps all.
+      top_p: () float32 probability mass kept, in (0, 1]; the token that crosses it stays.
+
+    Returns:
+      (..., V) logits, -inf where removed.
+    """
+    V = logits.shape[-1]
+    ordered = -jnp.sort(-logits, axis=-1)
+    kept = jnp.where(top_k > 0, jnp.minimum(top_k, V), V)
+    by_count = jnp.take_along_axis(ordered, jnp.broadcast_to(kept - 1, (*logits.shape[:-1], 1)), axis=-1)
+    logits = jnp.where(logits >= by_count, logits, -jnp.inf)
+    ordered = jnp.where(ordered >= by_count, ordered, -jnp.inf)
+    mass = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(mass, axis=-1) - mass
+    by_mass = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where((top_p < 1.0) & (logits < by_mass), -jnp.inf, logits)
+
+
+def sample(
+    logits: Array,
+    keys: Array,
+    temperature: Array | float = 0.0,
+    top_k: Array | int | None = None,
+    top_p: Array | float | None = None,
+) -> Array:
+    """Draws one token per position; temperature 0 takes the likeliest.
+
+    All controls are traced, and the work of sampling is skipped at run time when the temperature is 0.
+
+    Args:
+      logits: (B, T, V) float32.
+      keys: (B,) PRNG keys, one a row.
+      temperature: () float32, unitless.
+      top_k: () int32 or None (not used); 0 is off.
+      top_p: () float32 or None (not used); 1 is off.
+
+    Returns:
+      (B, T) int32 token ids.
+    """
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def draw():
+        scaled = logits / jnp.maximum(temperature, 1e-6)
+        if top_k is not None or top_p is not None:
+            k, p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
+            off = (jnp.asarray(k) <= 0) & (jnp.asarray(p) >= 1.0)
+            scaled = jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), scaled)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
+        return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+
+    return jax.lax.cond(jnp.asarray(temperature) > 0, draw, lambda: greedy)
+
+
+def fold(keys: Array, count: Array) -> Array:
+    """Returns each row's key for its own `count`-th draw.
+
+    Args:
+      keys: (B,) PRNG keys.
+      count: (B,) or () int32.
+    """
+    return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(count, keys.shape[:1]))

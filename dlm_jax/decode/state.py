@@ -1,0 +1,159 @@
+"""What every decoder shares: the request, the canvas of generated tokens, and the protocol.
+
+A row's buffer holds the prompt at entries [0, P) and generated token g at entry P + g; its logical position is
+prompt length + g. Rows are ragged, finished rows are frozen, and nothing of a row depends on its neighbours.
+
+Letters: B batch, P prompt capacity, G generation capacity, S = P + G.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.decode.ledger import PREFILL, Counts
+from dlm_jax.nn import cache as kv_cache
+from dlm_jax.nn import visibility as vis
+from dlm_jax.types import Scorer
+
+NOTHING, DRAFTED, AUTOREGRESSIVE = -1, 0, 1  # where a token came from
+ORIGINS = {DRAFTED: "drafted", AUTOREGRESSIVE: "autoregressive"}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A batch of prompts and its limits; every value is traced, only `capacity` fixes a shape.
+
+    Attributes:
+      prompt: (B, P) int32, right-padded.
+      prompt_length: (B,) int32, at least 1.
+      max_new_tokens: (B,) int32, at most G; 0 for rows that only fill up the batch.
+      eos_id: () int32; -1 for none.
+      mask_id: () int32; -1 for none.
+      keys: (B,) PRNG keys.
+      capacity: G, static.
+    """
+
+    prompt: Array
+    prompt_length: Array
+    max_new_tokens: Array
+    eos_id: Array
+    mask_id: Array
+    keys: Array
+    capacity: int = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.prompt.shape[0]
+
+    @property
+    def prompt_capacity(self) -> int:
+        """P."""
+        return self.prompt.shape[1]
+
+    def prompt_rank(self) -> Array:
+        """Returns (B, P) int32: 0 on prompt tokens, -1 on padding."""
+        index = jnp.arange(self.prompt_capacity)
+        return jnp.where(index < self.prompt_length[:, None], 0, vis.NONE).astype(jnp.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Canvas:
+    """Generated tokens as committed.
+
+    Attributes:
+      tokens: (B, G) int32; the mask id (or 0) where nothing is committed.
+      committed_at: (B, G) int32 forward after prefill at which a token was committed; -1 where nothing is.
+      origin: (B, G) int32 `DRAFTED`, `AUTOREGRESSIVE` or `NOTHING`.
+    """
+
+    tokens: Array
+    committed_at: Array
+    origin: Array
+
+    @classmethod
+    def empty(cls, request: Request) -> "Canvas":
+        """Returns a canvas with nothing on it."""
+        shape = (request.batch, request.capacity)
+        nothing = jnp.full(shape, -1, jnp.int32)
+        return cls(jnp.full(shape, jnp.maximum(request.mask_id, 0), jnp.int32), nothing, nothing)
+
+    def commit(self, index: Array, mask: Array, tokens: Array, origin: Array | int, forward: Array) -> "Canvas":
+        """Writes tokens.
+
+        Args:
+          index: (B, W) int32 generated-token indices, distinct within a row.
+          mask: (B, W) bool which of them to write.
+          tokens: (B, W) int32.
+          origin: (B, W) or () int32.
+          forward: (B,) int32 forwards after prefill so far.
+        """
+        row = jnp.arange(index.shape[0])[:, None]
+        index = jnp.where(mask, index, self.tokens.shape[1])
+        put = lambda old, new: old.at[row, index].set(jnp.broadcast_to(new, index.shape), mode="drop")
+        return Canvas(put(self.tokens, tokens), put(self.committed_at, forward[:, None]), put(self.origin, origin))
+
+
+class Decoder(Protocol):
+    """A decoding procedure: a frozen dataclass of its paper's hyperparameters.
+
+    `init` prefills, `step` runs one model forward for every row that is not done, and the state carries at
+    least `canvas`, `counts` and `done` (B,). The compiled loop, the streaming loop and the plain Python loop are
+    all made from the same `step`.
+    """
+
+    def check(self) -> None:
+        """Raises ValueError for hyperparameters that make no sense."""
+
+    def generation_capacity(self, max_new_tokens: int) -> int:
+        """Returns the canvas length G needed for that many tokens."""
+
+    def init(self, score: Scorer, request: Request) -> Any:
+        """Returns the state after prefill."""
+
+    def step(self, score: Scorer, request: Request, state: Any) -> Any:
+        """Returns the state one forward later."""
+
+    def finish(self, request: Request, state: Any) -> Canvas:
+        """Returns the canvas to be read as the answer."""
+
+    def provisional(self, state: Any) -> tuple[Array, Array]:
+        """Returns (B, G) tokens and a (B, G) bool mask of drafts that are shown but not committed."""
+
+
+def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, Counts]:
+    """Runs the prompts and keeps their keys and values.
+
+    Args:
+      score: the model.
+      request: the batch.
+
+    Returns:
+      (B, 1, D) hidden state of each prompt's last token, a cache of capacity S, and counts with the prefill.
+    """
+    P = request.prompt_capacity
+    index = jnp.broadcast_to(jnp.arange(P, dtype=jnp.int32), request.prompt.shape)
+    valid = index < request.prompt_length[:, None]
+    cache = score.init_cache(request.batch, P)
+    hidden, cache = score.hidden(request.prompt, index, vis.causal(valid), cache, jnp.where(valid, index, P))
+    last = jnp.take_along_axis(hidden, (request.prompt_length - 1)[:, None, None], axis=1)
+    active = request.max_new_tokens > 0
+    counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, active)
+    return last, kv_cache.grow(cache, P + request.capacity), counts
+
+
+def bucket(size: int, least: int = 16) -> int:
+    """Returns the smallest of 16, 24, 32, 48, 64, 96, … that is at least `size`: few shapes, little padding."""
+    power = least
+    while power < size:
+        if power * 3 // 2 >= size:
+            return power * 3 // 2
+        power *= 2
+    return power
