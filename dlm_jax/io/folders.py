@@ -1,0 +1,114 @@
+"""What a Hugging Face model directory is: where it comes from, its configuration, and the files beside the weights."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlm_jax.io import tensor_files
+from dlm_jax.models import config as configs
+from dlm_jax.models.config import TransformerConfig
+
+CONFIG = "config.json"
+CARRIED_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "generation_config.json")
+SAFE_FILES = (CONFIG, "*.safetensors", tensor_files.INDEX, *CARRIED_FILES)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def resolve(path: str | Path) -> Path:
+    """Finds a model directory, downloading it if `path` is a Hugging Face hub id.
+
+    Args:
+      path: a local directory, or an id such as "Qwen/Qwen3-0.6B"; only configuration, safetensors and tokenizer
+        files of a hub repository are fetched, weights last.
+
+    Returns:
+      The local directory.
+
+    Raises:
+      ValueError: neither a directory nor an id that can be fetched, or a configuration that is not supported.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ValueError(f"{folder} is a file; expected the directory that holds {CONFIG} and the weights")
+    if not _HUB_ID.fullmatch(str(path)):
+        raise ValueError(f"{str(path)!r} is neither a directory nor a hub id (owner/name); check the path")
+    import huggingface_hub  # here, because only hub ids need it
+
+    try:
+        fetch = functools.partial(huggingface_hub.snapshot_download, str(path), etag_timeout=10)
+        load_config(fetch(allow_patterns=[CONFIG]))  # refuses what is not supported before gigabytes are fetched
+        return Path(fetch(allow_patterns=list(SAFE_FILES)))
+    except (OSError, huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
+        reason = str(error).strip().splitlines()
+        raise ValueError(f"{str(path)!r} is not a directory here, and fetching it as a hub id failed "
+                         f"({type(error).__name__}: {reason[0] if reason else 'no detail'}); "
+                         "check the path, or connect, or give a downloaded directory") from None
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Returns the parsed `config.json` of a directory; ValueError where it is missing or malformed."""
+    file = Path(folder) / CONFIG
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; expected a Hugging Face model directory")
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file} holds a {type(raw).__name__}; expected a JSON object")
+    return raw
+
+
+def load_config(path: str | Path) -> TransformerConfig:
+    """Reads a directory's configuration.
+
+    Args:
+      path: local directory.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      ValueError: missing or malformed file, unsupported model type or feature.
+    """
+    raw = read_config(path)
+    if raw.get("quantization_config"):
+        raise ValueError(f"{path}: quantised checkpoints are not supported; accepted: plain float weights")
+    try:
+        return configs.from_hf(raw)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{Path(path) / CONFIG} has a field of the wrong type: {error}") from None
+
+
+def merge_config(original: Mapping[str, Any], config: TransformerConfig, dtype: str) -> dict[str, Any]:
+    """Writes a configuration over an original `config.json`, changing only what means something else.
+
+    Args:
+      original: the parsed file the weights came from, or an empty dict.
+      config: what the result must mean.
+      dtype: name of the weights' dtype.
+
+    Returns:
+      The content of `config.json`: every field of the original, in order, unknown ones included.
+    """
+    new = configs.to_hf(config, dtype)
+    if original.get("model_type") != config.family:
+        return new
+    stored_dtype = original.get("dtype", original.get("torch_dtype"))
+    old = configs.to_hf(configs.from_hf(original), stored_dtype)
+    changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
+    kept = {key: value for key, value in original.items() if key not in old or key in new}
+    if stored_dtype is not None:
+        # one of the two names of the dtype is enough where the original had one
+        changed = {k: v for k, v in changed.items() if k not in ("dtype", "torch_dtype") or k in original}
+    return kept | changed

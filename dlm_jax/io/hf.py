@@ -1,0 +1,235 @@
+"""Weights of Hugging Face model directories to parameter trees and back.
+
+Weights go tensor by tensor between mapped safetensors files and device arrays of the target dtype and sharding,
+so that the host never holds more than a tensor beside the result. No pickle is opened and no remote code is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from dlm_jax.io import folders, names, tensor_files
+from dlm_jax.models.config import TransformerConfig
+from dlm_jax.types import Params
+
+def load_params(
+    path: str | Path, config: TransformerConfig, shardings: Any = None, dtype: Any = None
+) -> Params:
+    """Loads weights straight into their final dtype and sharding, one tensor at a time.
+
+    Args:
+      path: local directory with safetensors.
+      config: shape and family the weights must have.
+      shardings: a `Sharding` for every parameter, a tree of them like the parameters, or None for uncommitted
+        arrays on the default device.
+      dtype: float dtype of every parameter; None keeps the stored ones.
+
+    Returns:
+      The parameter tree (nested dict, layers stacked).
+
+    Raises:
+      ValueError: no or damaged files, or missing, unknown, misshapen or non-float tensors, each named.
+    """
+    stored = tensor_files.read_folder(Path(path))
+    wanted = names.parameters(config)
+    _check_stored(path, stored, wanted, config)
+    params: dict = {}
+    for parameter in wanted:
+        sharding = shardings
+        if isinstance(shardings, Mapping):
+            sharding = functools.reduce(lambda tree, key: tree[key], parameter.path, shardings)
+        parent = params
+        for key in parameter.path[:-1]:
+            parent = parent.setdefault(key, {})
+        parent[parameter.path[-1]] = _assemble(parameter, [stored[name] for name in parameter.names], sharding, dtype)
+    return params
+
+
+def _check_stored(
+    path: str | Path, stored: Mapping[str, np.ndarray], wanted: list[names.Parameter], config: TransformerConfig
+) -> None:
+    shapes = {name: p.stored_shape for p in wanted for name in p.names}
+    head, embed = stored.get(names.HEAD[0]), stored.get("model.embed_tokens.weight")
+    spare = {name for name in stored if names.IGNORED.search(name)}
+    if config.tie_word_embeddings and head is not None and embed is not None:
+        # exporters may store the tied head as well; a head that differs is another model
+        if head.shape != embed.shape or any(a.tobytes() != b.tobytes() for a, b in zip(head, embed)):
+            raise ValueError(f"{path}: tie_word_embeddings is true but {names.HEAD[0]} differs from the embedding; "
+                             "set tie_word_embeddings to false in config.json")
+        spare.add(names.HEAD[0])
+    problems = [f"missing {name} of shape {shape}" for name, shape in shapes.items() if name not in stored]
+    problems += [f"unknown {name} of shape {stored[name].shape}" for name in stored
+                 if name not in shapes and name not in spare]
+    for name, shape in shapes.items():
+        if name in stored and stored[name].shape != shape:
+            problems.append(f"{name} has shape {stored[name].shape}, expected {shape}")
+        elif name in stored and not jnp.issubdtype(stored[name].dtype, jnp.floating):
+            problems.append(f"{name} is {stored[name].dtype}, expected floats (quantised weights are not supported)")
+    if problems:
+        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(f"{path} does not fit its {config.family} config.json: {'; '.join(problems[:8])}{more}")
+
+
+def _assemble(
+    parameter: names.Parameter, parts: list[np.ndarray], sharding: Sharding | None, dtype: Any
+) -> jax.Array:
+    dtype = jax.dtypes.canonicalize_dtype(dtype or functools.reduce(np.promote_types, {p.dtype for p in parts}))
+    views = [parameter.from_stored(part) for part in parts]
+    if not parameter.lead:
+        return _place(views[0], sharding, dtype)
+    part_sharding = sharding
+    if isinstance(sharding, NamedSharding):
+        part_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(parameter.lead):]))
+    whole = _zeros(parameter.shape, dtype, sharding)
+    for index, view in zip(np.ndindex(*parameter.lead), views):
+        whole = _setter(sharding)(whole, _place(view, part_sharding, dtype), index)
+        # without this the host runs ahead of the device and holds many parts at once
+        whole.block_until_ready()
+    return whole
+
+
+def _place(view: np.ndarray, sharding: Sharding | None, dtype: Any) -> jax.Array:
+    """Copies a mapped view, in its final dtype and layout, to the devices that hold a piece of it."""
+    copy = lambda index: np.array(view[index], dtype, order="C")
+    if sharding is None:
+        return jax.device_put(copy(...))
+    pieces: dict = {}  # replicas share one host copy
+
+    def piece(index):
+        key = tuple((axis.start, axis.stop) for axis in index)
+        if key not in pieces:
+            pieces[key] = copy(index)
+        return pieces[key]
+
+    return jax.make_array_from_callback(view.shape, sharding, piece)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> jax.Array:
+    make = lambda: jnp.zeros(shape, dtype)
+    return make() if sharding is None else jax.jit(make, out_shardings=sharding)()
+
+
+@functools.lru_cache(maxsize=64)
+def _setter(sharding: Sharding | None) -> Callable:
+    """A function that writes one part into a donated array, in place, and keeps the array's sharding."""
+
+    def put(whole, part, index):
+        # not .at[].set: XLA scatters bfloat16 on CPUs through a float32 copy of the whole array
+        start = (*index, *(0 for _ in part.shape))
+        return jax.lax.dynamic_update_slice(whole, part.reshape((1,) * len(index) + part.shape), start)
+
+    return jax.jit(put, donate_argnums=0, **({} if sharding is None else {"out_shardings": sharding}))
+
+
+def save(
+    path: str | Path,
+    config: TransformerConfig,
+    params: Params,
+    *,
+    tokenizer_from: Any = None,
+    max_shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+) -> None:
+    """Writes a Hugging Face directory that `transformers` loads; the directory appears whole or not at all.
+
+    Args:
+      path: directory to make; parents are made too.
+      config: shape and family of the parameters.
+      params: the parameter tree, on any devices; with several processes all must call.
+      tokenizer_from: a model directory whose tokenizer files and further config.json fields are carried over, or an
+        object with `save_pretrained`, or None.
+      max_shard_bytes: largest weights file, bytes; beyond it, shards and an index are written.
+      overwrite: replace a directory that exists.
+
+    Raises:
+      ValueError: the directory exists and is not empty, the parameters do not fit the configuration, or
+        `tokenizer_from` is not a directory.
+    """
+    target = Path(path).expanduser()
+    source = Path(tokenizer_from).expanduser() if isinstance(tokenizer_from, (str, Path)) else None
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give a directory to save to")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"{target} exists and is not empty; give a fresh directory, or overwrite=True")
+    if source is not None and not source.is_dir():
+        raise ValueError(f"tokenizer_from = {str(tokenizer_from)!r} is not a directory")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes = {max_shard_bytes}: must be at least 1")
+    tensors = _pending(config, params)
+    if jax.process_index() == 0:
+        _write(target, source, tokenizer_from, config, tensors, max_shard_bytes)
+    else:
+        for tensor in tensors:  # takes part in gathering what process 0 writes
+            tensor.data()
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"saved {target}")
+
+
+def _pending(config: TransformerConfig, params: Params) -> list[tensor_files.Pending]:
+    flat = {tuple(entry.key for entry in path): value
+            for path, value in jax.tree_util.tree_flatten_with_path(params)[0]}
+    wanted = names.parameters(config)
+    problems = [f"unknown {'.'.join(path)}" for path in flat.keys() - {p.path for p in wanted}]
+    for parameter in wanted:
+        shape = flat[parameter.path].shape if parameter.path in flat else None
+        if shape != parameter.shape:
+            what = "missing" if shape is None else f"of shape {shape}"
+            problems.append(f"{'.'.join(parameter.path)} is {what}, expected {parameter.shape}")
+    if problems:
+        raise ValueError(f"the parameters do not fit the {config.family} configuration: {'; '.join(problems[:8])}")
+    return [
+        tensor_files.Pending(name, parameter.stored_shape, flat[parameter.path].dtype,
+                             functools.partial(_fetch, parameter, flat[parameter.path], index))
+        for parameter in wanted
+        for name, index in zip(parameter.names, np.ndindex(*parameter.lead))
+    ]
+
+
+def _fetch(parameter: names.Parameter, value: Any, index: tuple[int, ...]) -> np.ndarray:
+    """Brings one stacked part to the host in its stored layout."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        replicated = NamedSharding(value.sharding.mesh, PartitionSpec())
+        part = jax.jit(lambda x, i: x[i], out_shardings=replicated)(value, index).addressable_data(0)
+    else:
+        part = value[index] if index else value
+    return parameter.to_stored(np.asarray(part))
+
+
+def _write(
+    target: Path, source: Path | None, tokenizer: Any, config: TransformerConfig,
+    tensors: list[tensor_files.Pending], max_shard_bytes: int,
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        made, old = Path(scratch) / "new", Path(scratch) / "old"
+        made.mkdir()
+        tensor_files.write_folder(made, tensors, max_shard_bytes)
+        if source is None and tokenizer is not None:
+            tokenizer.save_pretrained(str(made))
+        for name in folders.CARRIED_FILES if source is not None else ():
+            if (source / name).is_file():
+                shutil.copyfile(source / name, made / name)
+        original = folders.read_config(source) if source is not None and (source / folders.CONFIG).is_file() else {}
+        embed = next(t for t in tensors if t.name == "model.embed_tokens.weight")
+        raw = folders.merge_config(original, config, np.dtype(embed.dtype).name)
+        (made / folders.CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
+        if target.exists():
+            target.rename(old)
+        try:
+            made.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
