@@ -1,0 +1,1 @@
+"""Command line programs; each teaches itself with --help."""

@@ -1,0 +1,1 @@
+"""Tests, mirroring the packages they test; `tests.oracle` runs reference numbers."""
