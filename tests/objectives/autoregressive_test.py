@@ -1,0 +1,68 @@
+"""The supervised next-token objective."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax import objectives
+from dlm_jax.models import build
+from dlm_jax.models.config import TransformerConfig
+from dlm_jax.objectives import autoregressive, losses
+
+MODEL = build.build(TransformerConfig(
+    vocab_size=20, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8))
+PARAMS = build.init_params(MODEL, jax.random.key(0))
+
+
+def _batch(tokens=None):
+    tokens = np.arange(2 * 6).reshape(2, 6) % 20 if tokens is None else tokens
+    return {
+        "tokens": jnp.asarray(tokens, jnp.int32), "length": jnp.asarray([6, 4]),
+        "loss_mask": jnp.asarray([[0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 1]], bool)}
+
+
+def test_labels_are_the_next_supervised_tokens():
+    rows = autoregressive.prepare(_batch(), jax.random.key(0), autoregressive.Config())
+    none = losses.IGNORE
+    # row 1 has 4 valid tokens: what its mask says about padding does not count
+    np.testing.assert_array_equal(rows.labels, [[none, 2, 3, none, 5, none], [none, none, 9, none, none, none]])
+    np.testing.assert_allclose(rows.weights["ar"].sum(), 1.0)
+
+
+def test_loss_is_the_mean_over_supervised_tokens():
+    batch = _batch()
+    got, metrics = autoregressive.loss(
+        build.scorer(MODEL, PARAMS), batch, jax.random.key(0), autoregressive.Config())
+    logp = jax.nn.log_softmax(build.scorer(MODEL, PARAMS)(batch["tokens"]))
+    want = -np.mean([logp[0, 1, 2], logp[0, 2, 3], logp[0, 4, 5], logp[1, 2, 9]])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert metrics["supervised_tokens"] == 4
+
+
+def test_padding_does_not_change_the_loss():
+    loss = lambda tokens: autoregressive.loss(
+        build.scorer(MODEL, PARAMS), _batch(tokens), jax.random.key(0), autoregressive.Config())[0]
+    tokens = np.arange(12).reshape(2, 6)
+    other = tokens.copy()
+    other[1, 4:] = 17
+    assert loss(tokens) == loss(other)
+
+
+def test_nothing_supervised_gives_zero_loss_and_zero_gradient():
+    batch = _batch() | {"loss_mask": jnp.zeros((2, 6), bool)}
+    value, gradient = jax.value_and_grad(lambda p: autoregressive.loss(
+        build.scorer(MODEL, p), batch, jax.random.key(0), autoregressive.Config())[0])(PARAMS)
+    assert value == 0
+    assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(gradient))
+
+
+def test_an_unknown_objective_is_refused_with_the_accepted_ones():
+    assert objectives.of(autoregressive.Config()) is autoregressive
+    with pytest.raises(ValueError, match="autoregressive.*refusion"):
+        objectives.of("refusion")
+
+
+def test_a_head_chunk_below_one_is_refused():
+    with pytest.raises(ValueError, match="head_chunk = 0"):
+        autoregressive.Config(head_chunk=0)

@@ -1,0 +1,182 @@
+"""Runs the training cases of a `refusion_*` oracle folder against `dlm_jax.objectives.refusion`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file
+
+from dlm_jax.models import build
+from dlm_jax.models.config import from_hf
+from dlm_jax.nn import visibility
+from dlm_jax.objectives import losses, refusion
+
+RTOL, GRADIENT_RTOL, ATOL, LOGIT_ATOL, LOGIT_RTOL = 1e-5, 1e-3, 1e-5, 2e-4, 1e-4
+
+_TOP = {"model.embed_tokens.weight": "embed", "lm_head.weight": "lm_head", "model.norm.weight": "final_norm"}
+_LAYER = {
+    "input_layernorm": ("input_norm",),
+    "post_attention_layernorm": ("post_attention_norm",),
+    "self_attn.q_norm": ("attention", "q_norm"),
+    "self_attn.k_norm": ("attention", "k_norm"),
+    **{f"self_attn.{n}_proj": ("attention", f"{n}_proj") for n in "qkvo"},
+    **{f"mlp.{n}_proj": ("mlp", f"{n}_proj") for n in ("gate", "up", "down")},
+}
+
+
+def _place(name: str) -> tuple[tuple[str, ...], int | None]:
+    """Returns the parameter path and the layer of a Hugging Face tensor name."""
+    if name in _TOP:
+        return (_TOP[name],), None
+    layer, rest = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+    return ("layers", *_LAYER[rest]), int(layer)
+
+
+def read_params(path: Path, model) -> dict:
+    """Loads float32 parameters of a safetensors file into the tree of `model`."""
+    params = jax.tree.map(lambda s: np.full(s.shape, np.nan, np.float32), build.abstract_params(model))
+    for name, tensor in load_file(path).items():
+        keys, layer = _place(name)
+        leaf = params
+        for key in keys:
+            leaf = leaf[key]
+        target = leaf if layer is None else leaf[layer]
+        flat = tensor.T if name.endswith("_proj.weight") else tensor
+        target[...] = flat.reshape(target.shape)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params)), f"{path} leaves parameters unset"
+    return jax.tree.map(jnp.asarray, params)
+
+
+def as_hf(tree: dict, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Returns the named tensor of a parameter-shaped tree; in the file's layout where `shape` is given."""
+    keys, layer = _place(name)
+    for key in keys:
+        tree = tree[key]
+    value = np.asarray(tree if layer is None else tree[layer])
+    if shape is None:
+        return value
+    return value.reshape(shape[::-1]).T if name.endswith("_proj.weight") else value.reshape(shape)
+
+
+def explicit(case: dict) -> refusion.Corruption:
+    """Builds the corruption that a case spells out."""
+    samples = case["samples"]
+    most = max(len(s["slot_masked"]) for s in samples)
+    masked, rank = np.zeros((len(samples), most), bool), np.zeros((len(samples), most), np.int32)
+    for row, sample in enumerate(samples):
+        masked[row, : len(sample["slot_masked"])] = sample["slot_masked"]
+        rank[row, sample["clean_slot_order"]] = np.arange(len(sample["clean_slot_order"]))
+    return refusion.Corruption(
+        slot_size=jnp.asarray([s["slot_size"] for s in samples], jnp.int32),
+        p_mask=jnp.asarray([s["p_mask"] for s in samples], jnp.float32),
+        slot_masked=jnp.asarray(masked),
+        slot_rank=jnp.asarray(rank),
+    )
+
+
+class _Checker:
+    """Collects the largest error and the first failure."""
+
+    def __init__(self):
+        self.worst, self.failures, self.checks = 0.0, [], 0
+
+    def same(self, what: str, got, want) -> None:
+        self.checks += 1
+        if not np.array_equal(np.asarray(got), np.asarray(want)):
+            self.failures.append(f"{what} differs")
+
+    def close(self, what: str, got, want, rtol: float, atol: float = ATOL) -> None:
+        self.checks += 1
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        error = float(np.max(np.abs(got - want), initial=0.0)) if got.shape == want.shape else np.inf
+        self.worst = max(self.worst, error)
+        if got.shape != want.shape or not np.all(np.abs(got - want) <= atol + rtol * np.abs(want)):
+            self.failures.append(f"{what}: largest error {error:.3g}")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compute(model, params, batch, corruption, mask_id):
+    """Returns inputs, logits, token losses, the released terms, the paper's weights and the released gradient."""
+    inputs = refusion.arrange(batch, corruption, mask_id)
+    rows = losses.Rows(inputs.tokens, inputs.positions, inputs.valid, inputs.labels, {})
+
+    def total(params):
+        nll = losses.rows_nll(build.scorer(model, params), rows, chunk=512)
+        term = refusion.reduce(nll, inputs, corruption, "released")
+        return term["ar"] + term["mdm"], (nll, term)
+
+    (value, (nll, term)), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    logits = build.scorer(model, params)(rows.tokens, rows.positions, visibility.causal(rows.valid))
+    paper = {"weights": refusion.weights(inputs, corruption), "terms": refusion.reduce(nll, inputs, corruption)}
+    return inputs, logits, nll, term | {"total": value}, paper, gradient
+
+
+def _case(check: _Checker, folder: Path, model, params, case: dict, array) -> None:
+    name = case["name"]
+    batch = {
+        "tokens": jnp.asarray(array("raw_input_ids"), jnp.int32),
+        "prompt_length": jnp.asarray(array("prompt_lengths"), jnp.int32),
+        "length": jnp.asarray(array("attention_mask").sum(-1), jnp.int32),
+    }
+    corruption = explicit(case)
+    with jax.default_matmul_precision("highest"):
+        inputs, logits, nll, term, paper, gradient = jax.device_get(
+            _compute(model, params, batch, corruption, case["mask_id"]))
+    for ours, theirs in {
+        "tokens": "model_input_ids", "positions": "position_ids", "labels": "labels", "mdm_mask": "mdm_mask",
+        "ar_mask": "ar_loss_mask", "response_length": "answer_lengths",
+    }.items():
+        check.same(f"{name} {theirs}", getattr(inputs, ours), array(theirs))
+    valid = np.asarray(inputs.valid)
+    check.close(f"{name} logits", np.asarray(logits)[valid], array("logits")[valid], LOGIT_RTOL, LOGIT_ATOL)
+    check.close(f"{name} token_nll", nll, array("token_nll"), RTOL)
+
+    for what, got, want in (
+        ("AR", term["ar"], case["official_ar_loss"]), ("MDM", term["mdm"], case["official_mdm_loss"]),
+        ("total", term["total"], case["official_total_loss"]),
+    ):
+        if want is None:
+            check.same(f"{name} official {what} loss is NaN", np.isnan(got), True)
+        else:
+            check.close(f"{name} official {what} loss", got, want, RTOL)
+
+    for term_name, field in (("ar", "paper_l_arm"), ("mdm", "paper_l_mdm")):
+        # the paper's loss is a mean over samples, the case lists the samples
+        mine = np.sum(nll * paper["weights"][term_name], axis=1) * len(case["samples"])
+        want = [s[field] or 0.0 for s in case["samples"]]
+        check.close(f"{name} {field}", mine, want, RTOL)
+        check.close(f"{name} {field} mean", paper["terms"][term_name], np.mean(want), RTOL)
+
+    for tensor, norm in (case.get("grad_norms") or {}).items():
+        check.close(f"{name} |grad {tensor}|", np.linalg.norm(as_hf(gradient, tensor)), norm, GRADIENT_RTOL)
+    if case.get("grads_file"):
+        for tensor, want in load_file(folder / "train" / case["grads_file"]).items():
+            check.close(f"{name} grad {tensor}", as_hf(gradient, tensor, want.shape), want, GRADIENT_RTOL)
+
+
+def run(folder: Path) -> tuple[bool, float, str]:
+    """Checks every training case of a folder.
+
+    Args:
+      folder: a `refusion_*` oracle folder with `config.json`, `model.safetensors` and `train/`.
+
+    Returns:
+      Whether all agree, the largest absolute error, and a line naming the counts or the first failures.
+    """
+    folder = Path(folder)
+    model = build.build(from_hf(json.loads((folder / "config.json").read_text())))
+    params = read_params(folder / "model.safetensors", model)
+    cases = json.loads((folder / "train" / "cases.json").read_text())["cases"]
+    check = _Checker()
+    with np.load(folder / "train" / "cases.npz") as arrays:
+        for case in cases:
+            _case(check, folder, model, params, case, lambda field: arrays[f"c{case['index']}__{field}"])
+    detail = f"{len(cases)} training cases, {check.checks} checks"
+    if check.failures:
+        detail += f", {len(check.failures)} failed: " + "; ".join(check.failures[:5])
+    return not check.failures, check.worst, detail
