@@ -1,0 +1,164 @@
+"""Decoder x task -> one row of results, counted as the ledger defines it.
+
+Tokens are those committed up to and including the end of sequence, never a prompt token, never padding. Tokens
+per forward = tokens / model forwards after prefill (a guide's own forwards are counted apart). Tokens per second
+= the same tokens / device-synchronised wall time, compilation excluded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from dlm_jax.data.sources import Row
+from dlm_jax.data.tokenizer import encode_prompt
+from dlm_jax.decode import api
+from dlm_jax.evals.tasks import Task
+from dlm_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One question as one system answered it.
+
+    Attributes:
+      question, text, expected: the user's words, the answer, the reference.
+      right: the judge's word.
+      finished: whether it ended by itself within the room it had.
+      tokens: committed, the end of sequence included.
+      forwards: model forwards after prefill.
+    """
+
+    question: str
+    text: str
+    expected: str
+    right: bool
+    finished: bool
+    tokens: int
+    forwards: int
+
+
+def describe(decoder: Any) -> dict[str, Any]:
+    """Returns a decoder's kind and hyperparameters as plain values.
+
+    Args:
+      decoder: a frozen dataclass.
+    """
+    fields = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
+    return {"kind": type(decoder).__name__, **fields}
+
+
+def evaluate(
+    name: str,
+    decoder: Any,
+    model: Any,
+    params: Params,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    max_new_tokens: int,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> tuple[dict[str, Any], list[Answer]]:
+    """Answers every question of a task with one decoder.
+
+    Args:
+      name: what the table calls the system.
+      decoder: a decoder of `dlm_jax.decode`.
+      model: the module.
+      params: its parameters.
+      tokenizer: of the model, with end-of-sequence and mask tokens.
+      task: the questions and their judge.
+      max_new_tokens: room for an answer, tokens.
+      batch_size: questions decoded together.
+      seed: of sampling.
+
+    Returns:
+      A row of plain values (name, decoder, accuracy, counts, tokens per forward and per second, seconds) and
+      the answers one by one.
+    """
+    start = time.perf_counter()
+    prompts = [encode_prompt(tokenizer, row.prompt_messages) for row in task.rows]
+    out = api.generate(
+        model, params, prompts, decoder, max_new_tokens=max_new_tokens, eos_id=tokenizer.eos_token_id,
+        mask_id=tokenizer.mask_token_id, seed=seed, batch_size=batch_size)
+    forwards = out.ledger.after_prefill()
+    answers = []
+    for i, row in enumerate(task.rows):
+        text = tokenizer.decode(out.tokens[i], skip_special_tokens=True)
+        answers.append(Answer(
+            question=row.prompt_messages[-1]["content"], text=text, expected=row.response,
+            right=bool(task.judge(text, row)), finished=tokenizer.eos_token_id in out.tokens[i],
+            tokens=int(out.ledger.committed[i]), forwards=int(forwards[i])))
+    tokens, steps = int(out.ledger.committed.sum()), int(forwards.sum())
+    right = sum(answer.right for answer in answers)
+    return {
+        "name": name,
+        "decoder": describe(decoder),
+        "task": task.name,
+        "metric": task.metric,
+        "accuracy": right / len(answers),
+        "correct": right,
+        "questions": len(answers),
+        "unfinished": sum(not answer.finished for answer in answers),
+        "tokens": tokens,
+        "tokens_per_forward": _ratio(tokens, steps),
+        "forwards_per_token": _ratio(steps, tokens),
+        "forwards": _totals(out.ledger.forwards),
+        "positions": _totals(out.ledger.positions),
+        "tokens_per_second": _ratio(tokens, out.seconds["prefill"] + out.seconds["decode"]),
+        "tokens_per_second_after_prefill": _ratio(tokens, out.seconds["decode"]),
+        "seconds": dict(out.seconds),
+        "batch_size": batch_size,
+        "wall_seconds": time.perf_counter() - start,
+    }, answers
+
+
+def _ratio(value: float, by: float) -> float | None:
+    return value / by if by else None
+
+
+def _totals(counts: dict[str, np.ndarray]) -> dict[str, int]:
+    return {kind: int(rows.sum()) for kind, rows in counts.items() if rows.any()}
+
+
+def replay(
+    name: str,
+    decoder: Any,
+    model: Any,
+    params: Params,
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Decodes one question while writing down what every forward drafts and commits.
+
+    Args:
+      name: what the report calls the system.
+      decoder, model, params, tokenizer, max_new_tokens, seed: as in `evaluate`.
+      row: the question.
+
+    Returns:
+      Plain values: name, slot_size (None without slots), and frames, one a forward that changed something:
+      forward (counted after prefill; 0 is the prefill), kind, drafts and commits ([position, text] and
+      [position, text, origin] lists); the end of sequence has the text "".
+    """
+    prompt = encode_prompt(tokenizer, row.prompt_messages)
+    text = lambda token: "" if token == tokenizer.eos_token_id else tokenizer.decode([token])
+    frames: list[dict[str, Any]] = []
+    for event in api.stream(model, params, prompt, decoder, max_new_tokens=max_new_tokens,
+                            eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed):
+        if not frames or frames[-1]["forward"] != event.forward:
+            frames.append({"forward": event.forward, "kind": event.kind, "drafts": [], "commits": []})
+        pairs = zip(event.positions, event.tokens, event.origin)
+        if event.committed:
+            frames[-1]["commits"] += [[p, text(t), origin] for p, t, origin in pairs]
+        else:
+            frames[-1]["drafts"] += [[p, text(t)] for p, t, _ in pairs]
+    return {"name": name, "slot_size": getattr(decoder, "slot_size", None), "frames": frames}

@@ -1,0 +1,72 @@
+"""Result rows: recounted from the generation itself, independent of batching, and replays that end in the answer."""
+
+import jax
+import numpy as np
+import pytest
+
+from dlm_jax import decode
+from dlm_jax.data import tokenizer as tok
+from dlm_jax.data import word_problems
+from dlm_jax.data.sources import parse_row
+from dlm_jax.decode import api
+from dlm_jax.evals import runner, tasks
+from dlm_jax.models import build
+from dlm_jax.models.config import TransformerConfig
+
+ROWS = [parse_row(row) for row in word_problems.generate(4, seed=0, split="test")]
+TOKENIZER = tok.train(tok.texts_of(ROWS), 300)
+TASK = tasks.task_of("words", ROWS)
+DECODERS = {
+    "ar": decode.Autoregressive(),
+    "refusion": decode.ReFusion(slot_size=4, block_length=8, slot_threshold=0.02, token_threshold=0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def model_and_params():
+    config = TransformerConfig(vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2,
+                               num_kv_heads=1, head_dim=16, tie_word_embeddings=True, initializer_range=0.3)
+    model = build.build(config)
+    return model, build.init_params(model, jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_result_row_recounts_the_generation(model_and_params, name):
+    model, params = model_and_params
+    decoder = DECODERS[name]
+    row, answers = runner.evaluate(name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2)
+    prompts = [tok.encode_prompt(TOKENIZER, r.prompt_messages) for r in ROWS]
+    alone = [api.generate(model, params, [p], decoder, max_new_tokens=16, eos_id=1, mask_id=3) for p in prompts]
+    assert [a.tokens for a in answers] == [len(out.tokens[0]) for out in alone]
+    assert [a.text for a in answers] == [TOKENIZER.decode(out.tokens[0], skip_special_tokens=True) for out in alone]
+    kinds = {kind: sum(int(out.ledger.forwards[kind].sum()) for out in alone) for kind in alone[0].ledger.forwards}
+    assert row["forwards"] == {kind: count for kind, count in kinds.items() if count}
+    steps = sum(count for kind, count in kinds.items() if kind not in ("prefill", "guide"))
+    assert row["tokens"] == sum(len(out.tokens[0]) for out in alone)
+    assert row["tokens_per_forward"] == pytest.approx(row["tokens"] / steps)
+    assert row["tokens_per_forward"] * row["forwards_per_token"] == pytest.approx(1)
+    assert row["accuracy"] * len(ROWS) == row["correct"] == sum(a.right for a in answers)
+    assert row["unfinished"] == sum(1 not in out.tokens[0] for out in alone)
+    assert row["tokens_per_second"] < row["tokens_per_second_after_prefill"]
+    assert row["decoder"]["kind"] == type(decoder).__name__
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_replay_ends_in_the_answer(model_and_params, name):
+    model, params = model_and_params
+    track = runner.replay(name, DECODERS[name], model, params, TOKENIZER, ROWS[0], max_new_tokens=16)
+    prompt = tok.encode_prompt(TOKENIZER, ROWS[0].prompt_messages)
+    out = api.generate(model, params, [prompt], DECODERS[name], max_new_tokens=16, eos_id=1, mask_id=3)
+    commits = {position: (text, origin, frame["forward"])
+               for frame in track["frames"] for position, text, origin in frame["commits"]}
+    at = np.flatnonzero(out.committed_at[0] >= 0)
+    assert sorted(commits) == at.tolist()
+    for position in at:
+        text, origin, forward = commits[position]
+        token = out.canvas[0, position]
+        assert text == ("" if token == 1 else TOKENIZER.decode([token]))
+        assert origin == ("drafted", "autoregressive")[out.origin[0, position]]
+        assert forward == out.committed_at[0, position]
+    forwards = [frame["forward"] for frame in track["frames"]]
+    assert forwards == sorted(set(forwards))
+    assert any(frame["drafts"] for frame in track["frames"]) == (name == "refusion")
