@@ -1,0 +1,115 @@
+"""Attention: both forms against float64, values and gradients, and the edges of the rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax.nn import visibility as vis
+from dlm_jax.nn import attention as module
+from dlm_jax.nn.attention import CHUNK
+
+attention = jax.jit(module.attention, static_argnames=("form", "scale"))  # op by op, compiling takes minutes
+
+
+def draw_inputs(seed, B=2, T=10, S=13, N=4, K=2, H=8):
+    draw = np.random.default_rng(seed)
+    q, k, v = (draw.standard_normal(shape).astype(np.float32) for shape in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
+    integers = lambda low, length: jnp.asarray(draw.integers(low, 6, (B, length)), jnp.int32)
+    rule = vis.Visibility(integers(0, T), integers(-1, T), integers(-1, T), integers(-1, T),
+                          integers(-1, S), integers(-1, S), integers(-1, S))
+    return q, k, v, rule
+
+
+def attend_float64(q, k, v, mask):
+    k, v = (np.repeat(x.astype(np.float64), q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64), k) / np.sqrt(q.shape[-1])
+    weight = np.exp(logits) * mask[:, None]
+    total = weight.sum(-1, keepdims=True)
+    return np.einsum("bnts,bsnh->btnh", weight / np.where(total == 0, 1, total), v)
+
+
+@pytest.mark.parametrize("form", ["reference", "chunked"])
+@pytest.mark.parametrize("T, S", [(10, 13), (CHUNK, 40), (CHUNK + 5, 200), (1, 30)])
+def test_matches_float64(form, T, S):
+    q, k, v, rule = draw_inputs(T, T=T, S=S)
+    expected = attend_float64(q, k, v, np.asarray(rule.dense()))
+    np.testing.assert_allclose(attention(q, k, v, rule, form=form), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("T", [11, CHUNK + 3])
+def test_forms_agree_in_gradients(T):
+    q, k, v, rule = draw_inputs(T, T=T, S=20)
+    target = np.random.default_rng(9).standard_normal(q.shape).astype(np.float32)
+    grads = {form: jax.jit(jax.grad(lambda *x: jnp.sum(attention(*x, rule, form=form) * target), (0, 1, 2)))(q, k, v)
+             for form in ("reference", "chunked")}
+    for a, b in zip(grads["reference"], grads["chunked"]):
+        assert float(jnp.abs(a).max()) > 0.1
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["reference", "chunked"])
+def test_queries_that_see_nothing_give_zeros_and_finite_gradients(form):
+    q, k, v, _ = draw_inputs(0, S=10)
+    rule = vis.causal(jnp.zeros((2, 10), bool).at[:, 4:].set(True))
+    out, grads = jax.jit(lambda *x: (attention(*x, rule, form=form), jax.grad(
+        lambda *x: jnp.sum(attention(*x, rule, form=form)), (0, 1, 2))(*x)))(q, k, v)
+    np.testing.assert_array_equal(out[:, :4], 0.0)
+    assert (np.abs(out[:, 4:]) > 0).all()
+    for grad in grads:
+        assert np.isfinite(grad).all()
+    np.testing.assert_array_equal(grads[0][:, :4], 0.0)
+
+
+def test_unseen_keys_have_no_influence_at_all():
+    q, k, v, rule = draw_inputs(1)
+    rule = vis.by_rank(rule.floor_q, rule.limit_q, jnp.where(jnp.arange(13) == 5, vis.NONE, rule.rank_k))
+    assert bool(rule.dense().any())
+    poisoned = [x.copy() for x in (k, v)]
+    poisoned[0][:, 5], poisoned[1][:, 5] = 1e30, 1e30
+    for form in ("reference", "chunked"):
+        np.testing.assert_array_equal(attention(q, k, v, rule, form=form), attention(q, *poisoned, rule, form=form))
+
+
+def test_grouped_heads_equal_repeated_heads():
+    q, k, v, rule = draw_inputs(2, N=6, K=2)
+    np.testing.assert_allclose(attention(q, k, v, rule), attention(q, *(np.repeat(x, 3, 2) for x in (k, v)), rule),
+                               atol=1e-6)
+
+
+def test_dense_mask_scale_and_dtype():
+    q, k, v, rule = draw_inputs(3)
+    np.testing.assert_array_equal(attention(q, k, v, rule.dense()), attention(q, k, v, rule, form="reference"))
+    np.testing.assert_allclose(attention(q, k, v, rule, scale=0.5), attention(q * 0.5 * 8**0.5, k, v, rule), atol=1e-6)
+    half = attention(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), rule)
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), attention(q, k, v, rule), atol=0.05)
+
+
+def test_large_logits_do_not_overflow():
+    q, k, v, rule = draw_inputs(4)
+    for form in ("reference", "chunked"):
+        assert np.isfinite(attention(q * 1e4, k * 1e4, v, rule, form=form)).all()
+
+
+def test_chunked_memory_grows_linearly():
+    def temporaries(form, T):
+        shape = lambda heads: jax.ShapeDtypeStruct((1, T, heads, 16), jnp.float32)
+        loss = lambda q, k, v: jnp.sum(attention(q, k, v, vis.causal(jnp.ones((1, T), bool)), form=form))
+        exe = jax.jit(jax.grad(loss, (0, 1, 2))).lower(shape(2), shape(1), shape(1)).compile()
+        return exe.memory_analysis().temp_size_in_bytes
+
+    assert temporaries("chunked", 4096) < 5 * temporaries("chunked", 1024)
+    assert temporaries("reference", 4096) > 12 * temporaries("reference", 1024)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(k=np.zeros((2, 13, 3, 8))), "4 query heads cannot share 3 KV heads"),
+    (dict(form="flash"), "'flash'.*'reference' or 'chunked'"),
+    (dict(visibility=vis.causal(jnp.ones((2, 13), bool))), r"\(13, 13\).*\(10, 13\)"),
+    (dict(visibility=jnp.ones((2, 10, 12), bool)), r"\(10, 12\).*\(10, 13\)"),
+])
+def test_bad_input_is_named(change, message):
+    q, k, v, rule = draw_inputs(0)
+    with pytest.raises(ValueError, match=message):
+        attention(**{**dict(q=q, k=k, v=v, visibility=rule), **change})
