@@ -1,0 +1,1 @@
+"""Training: state, optimiser, sharding, the jitted step and the host loop around it."""
