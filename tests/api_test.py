@@ -1,0 +1,41 @@
+"""The public surface: names, and errors of `forward` that come before any compile."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dlm_jax
+
+
+def test_every_public_name_exists():
+    for name in dlm_jax.__all__:
+        assert getattr(dlm_jax, name) is not None
+        assert name in dir(dlm_jax)
+    with pytest.raises(AttributeError, match="'lode'.*load"):
+        dlm_jax.lode
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(tokens=[[1, 2], [3, 97]]), r"token id 97 \(row 1, column 1\).*97 ids"),
+    (dict(tokens=[[-1]]), "token id -1"),
+    (dict(tokens=[1, 2]), r"shape \(2,\).*\(batch, length\)"),
+    (dict(tokens=np.zeros((0, 3), int)), "neither empty"),
+    (dict(tokens=[[1.0]]), "dtype float64; expected integers"),
+    (dict(positions=[[0.0, 1.0]]), "positions has dtype"),
+    (dict(positions=[[0, 1, 2]]), r"positions has shape \(1, 3\).*\(1, 2\)"),
+    (dict(visibility=np.ones((1, 3, 3), bool)), r"\(3, 3\).*\(2, 2\)"),
+])
+def test_forward_names_bad_input_before_compiling(tiny, change, message):
+    arguments = dict(tokens=[[1, 2]]) | change
+    with pytest.raises(ValueError, match=message):
+        dlm_jax.forward(*tiny, **arguments)
+
+
+def test_forward_takes_lists_and_arrays_and_works_inside_jit(tiny):
+    rows = [[1, 2, 3]]
+    expected = dlm_jax.forward(*tiny, rows)
+    assert expected.shape == (1, 3, 97) and expected.dtype == jnp.float32
+    np.testing.assert_array_equal(dlm_jax.forward(*tiny, jnp.array(rows)), expected)
+    inside = jax.jit(lambda params, tokens: dlm_jax.forward(tiny[0], params, tokens))
+    np.testing.assert_allclose(inside(tiny[1], jnp.array(rows)), expected, atol=1e-6)

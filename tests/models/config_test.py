@@ -1,0 +1,58 @@
+"""Reading and writing Hugging Face configurations."""
+
+import pytest
+
+from dlm_jax.models import config as configs
+from tests.conftest import tiny_config
+
+RAW = {
+    "model_type": "qwen3", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "rope_theta": 1e4, "tie_word_embeddings": True, "eos_token_id": 1, "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_round_trip(family, tied):
+    config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5)
+    assert configs.from_hf(configs.to_hf(config)) == config
+
+
+def test_rotary_base_is_read_from_either_place():
+    new = {k: v for k, v in RAW.items() if k != "rope_theta"} | {"rope_parameters": {"rope_theta": 5e5}}
+    assert configs.from_hf(RAW).rope_theta == 1e4
+    assert configs.from_hf(new).rope_theta == 5e5
+    assert configs.from_hf(RAW | {"rope_scaling": None}) == configs.from_hf(RAW)
+
+
+def test_defaults_of_old_files():
+    raw = {k: v for k, v in RAW.items() if k not in ("head_dim", "num_key_value_heads")} | {"eos_token_id": [5, 6]}
+    config = configs.from_hf(raw)
+    assert (config.head_dim, config.num_kv_heads, config.eos_token_id) == (16, 4, 5)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(model_type="llama"), "'llama'.*qwen2.*qwen3"),
+    (dict(model_type=None), "None.*accepted"),
+    (dict(num_key_value_heads=3), "4 is not a multiple of num_kv_heads = 3"),
+    (dict(head_dim=15), "head_dim = 15.*even"),
+    (dict(head_dim=None, num_attention_heads=5), "64 is not a multiple of num_attention_heads = 5"),
+    (dict(use_sliding_window=True), "use_sliding_window"),
+    (dict(rope_scaling={"type": "yarn", "factor": 4}), "'yarn'.*'default'"),
+    (dict(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "'llama3'"),
+    (dict(hidden_act="gelu"), "'gelu'.*'silu'"),
+    (dict(attention_bias=True), "attention_bias"),
+    (dict(vocab_size=0), "vocab_size = 0"),
+    (dict(mask_token_id=128), "mask_token_id = 128.*128 ids"),
+    (dict(eos_token_id=-1), "eos_token_id = -1"),
+])
+def test_bad_values_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        configs.from_hf(RAW | change)
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(ValueError, match="lacks 'intermediate_size'"):
+        configs.from_hf({k: v for k, v in RAW.items() if k != "intermediate_size"})
