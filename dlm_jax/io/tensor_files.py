@@ -180,7 +180,7 @@ def write_file(file: Path, tensors: Sequence[Pending]) -> None:
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            data = np.ascontiguousarray(tensor.data())
+            data = np.asarray(tensor.data(), order="C")
             if data.shape != tensor.shape or data.dtype != tensor.dtype:
                 raise ValueError(f"tensor {tensor.name!r} is {data.shape} {data.dtype}, "
                                  f"announced as {tensor.shape} {tensor.dtype}")
