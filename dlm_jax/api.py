@@ -25,7 +25,7 @@ def load(path: str | Path, dtype: Any = None, mesh: jax.sharding.Mesh | None = N
     Args:
       path: directory with config.json and safetensors, or a hub id such as "Qwen/Qwen3-0.6B".
       dtype: of the parameters and the computation; None keeps the stored one.
-      mesh: devices to shard the parameters over by the training rules; None puts all on the default device.
+      mesh: from `train.sharding.make_mesh`, to shard the parameters over; None puts all on the default device.
 
     Returns:
       The module and its parameters (nested dict, layers stacked).
@@ -39,7 +39,7 @@ def load(path: str | Path, dtype: Any = None, mesh: jax.sharding.Mesh | None = N
     if mesh is not None:
         from dlm_jax.train import sharding  # only here: inference on one device needs no training code
 
-        shardings = sharding.param_shardings(model, mesh)
+        shardings = sharding.params(model, mesh)
     return model, hf.load_params(folder, model.config, shardings, dtype)
 
 
@@ -52,7 +52,7 @@ def save(path: str | Path, model: Transformer, params: Params, tokenizer_from: A
       params: its parameters, stored in the dtype they have.
       tokenizer_from: the directory the model came from, whose tokenizer files and further config.json fields are
         carried over; or a tokenizer object; or None.
-      **options: `max_shard_bytes` and `overwrite`, see `io.hf.save`.
+      **options: `config_from`, `max_shard_bytes` and `overwrite`, see `io.hf.save`.
 
     Raises:
       ValueError: the directory is not empty, or the parameters do not fit the model.

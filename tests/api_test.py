@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import dlm_jax
+from dlm_jax.models import build
+from tests.conftest import random_params
 
 
 def test_every_public_name_exists():
@@ -39,3 +41,16 @@ def test_forward_takes_lists_and_arrays_and_works_inside_jit(tiny):
     np.testing.assert_array_equal(dlm_jax.forward(*tiny, jnp.array(rows)), expected)
     inside = jax.jit(lambda params, tokens: dlm_jax.forward(tiny[0], params, tokens))
     np.testing.assert_allclose(inside(tiny[1], jnp.array(rows)), expected, atol=1e-6)
+
+
+def test_loading_over_a_mesh(tiny, tmp_path):
+    from dlm_jax.train import sharding
+    from dlm_jax.train.config import MeshConfig
+
+    model = build.build(tiny[0].config.replace(vocab_size=96))
+    params = random_params(model)
+    dlm_jax.save(tmp_path / "m", model, params)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    _, spread = dlm_jax.load(tmp_path / "m", dtype=jnp.bfloat16, mesh=mesh)
+    assert spread["layers"]["mlp"]["up_proj"].sharding.spec == jax.P(None, "fsdp", "tensor")
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.bfloat16)), spread, params)

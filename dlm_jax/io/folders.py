@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,11 @@ from dlm_jax.models import config as configs
 from dlm_jax.models.config import TransformerConfig
 
 CONFIG = "config.json"
-CARRIED_FILES = (
+GENERATION = "generation_config.json"
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json")
-SAFE_FILES = (CONFIG, "*.safetensors", tensor_files.INDEX, *CARRIED_FILES)
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+SAFE_FILES = (CONFIG, GENERATION, "*.safetensors", tensor_files.INDEX, *TOKENIZER_FILES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -112,3 +115,70 @@ def merge_config(original: Mapping[str, Any], config: TransformerConfig, dtype: 
         # one of the two names of the dtype is enough where the original had one
         changed = {k: v for k, v in changed.items() if k not in ("dtype", "torch_dtype") or k in original}
     return kept | changed
+
+
+def check_free(path: str | Path, overwrite: bool = False) -> None:
+    """Raises ValueError where a directory cannot be made at `path`, or one with content would be replaced unasked."""
+    target = Path(path).expanduser()
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give a directory to save to")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"{target} exists and is not empty; give a fresh directory, or overwrite=True")
+
+
+def check_sources(tokenizer_from: Any, config_from: str | Path | None) -> None:
+    """Raises ValueError for a source of `describe` that is neither a directory nor a tokenizer."""
+    for name, value in (("tokenizer_from", tokenizer_from), ("config_from", config_from)):
+        if isinstance(value, (str, Path)) and not Path(value).expanduser().is_dir():
+            raise ValueError(f"{name} = {str(value)!r} is not a directory")
+    if not isinstance(tokenizer_from, (str, Path, type(None))) and not hasattr(tokenizer_from, "save_pretrained"):
+        raise ValueError(f"tokenizer_from is a {type(tokenizer_from).__name__}; expected a directory or a tokenizer")
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields an empty directory that takes the place of `path` if the block ends well, and is removed otherwise."""
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        made, old = Path(scratch) / "new", Path(scratch) / "old"
+        made.mkdir()
+        yield made
+        if target.exists():
+            target.rename(old)
+        try:
+            made.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+
+
+def describe(
+    folder: Path, config: TransformerConfig, dtype: str, tokenizer_from: Any, config_from: str | Path | None
+) -> None:
+    """Writes what stands beside the weights: config.json, generation_config.json and the tokenizer's files.
+
+    Args:
+      folder: existing directory.
+      config: what config.json must mean.
+      dtype: name of the weights' dtype.
+      tokenizer_from, config_from: see `hf.save`.
+    """
+    from_folder = isinstance(tokenizer_from, (str, Path))
+    if config_from is None and from_folder:
+        config_from = tokenizer_from
+    copies = []
+    if from_folder:
+        copies += [Path(tokenizer_from).expanduser() / name for name in TOKENIZER_FILES]
+    elif tokenizer_from is not None:
+        tokenizer_from.save_pretrained(str(folder))
+    original = {}
+    if config_from is not None:
+        source = Path(config_from).expanduser()
+        copies.append(source / GENERATION)
+        original = read_config(source) if (source / CONFIG).is_file() else {}
+    for file in copies:
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    (folder / CONFIG).write_text(json.dumps(merge_config(original, config, dtype), indent=2) + "\n")

@@ -7,9 +7,6 @@ so that the host never holds more than a tensor beside the result. No pickle is 
 from __future__ import annotations
 
 import functools
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +136,7 @@ def save(
     params: Params,
     *,
     tokenizer_from: Any = None,
+    config_from: str | Path | None = None,
     max_shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
 ) -> None:
@@ -148,33 +146,30 @@ def save(
       path: directory to make; parents are made too.
       config: shape and family of the parameters.
       params: the parameter tree, on any devices; with several processes all must call.
-      tokenizer_from: a model directory whose tokenizer files and further config.json fields are carried over, or an
-        object with `save_pretrained`, or None.
+      tokenizer_from: a model directory whose tokenizer files are copied, or an object with `save_pretrained`, or None.
+      config_from: a model directory whose further config.json fields and generation_config.json are kept; default
+        `tokenizer_from` where that is a directory.
       max_shard_bytes: largest weights file, bytes; beyond it, shards and an index are written.
       overwrite: replace a directory that exists.
 
     Raises:
       ValueError: the directory exists and is not empty, the parameters do not fit the configuration, or
-        `tokenizer_from` is not a directory.
+        `tokenizer_from` or `config_from` is not a directory.
     """
-    target = Path(path).expanduser()
-    source = Path(tokenizer_from).expanduser() if isinstance(tokenizer_from, (str, Path)) else None
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file; give a directory to save to")
-    if not overwrite and target.is_dir() and any(target.iterdir()):
-        raise ValueError(f"{target} exists and is not empty; give a fresh directory, or overwrite=True")
-    if source is not None and not source.is_dir():
-        raise ValueError(f"tokenizer_from = {str(tokenizer_from)!r} is not a directory")
+    folders.check_free(path, overwrite)
+    folders.check_sources(tokenizer_from, config_from)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes = {max_shard_bytes}: must be at least 1")
     tensors = _pending(config, params)
     if jax.process_index() == 0:
-        _write(target, source, tokenizer_from, config, tensors, max_shard_bytes)
+        with folders.replacing(path) as made:
+            tensor_files.write_folder(made, tensors, max_shard_bytes)
+            folders.describe(made, config, np.dtype(params["embed"].dtype).name, tokenizer_from, config_from)
     else:
         for tensor in tensors:  # takes part in gathering what process 0 writes
             tensor.data()
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"saved {target}")
+        multihost_utils.sync_global_devices(f"saved {path}")
 
 
 def _pending(config: TransformerConfig, params: Params) -> list[tensor_files.Pending]:
@@ -205,31 +200,3 @@ def _fetch(parameter: names.Parameter, value: Any, index: tuple[int, ...]) -> np
     else:
         part = value[index] if index else value
     return parameter.to_stored(np.asarray(part))
-
-
-def _write(
-    target: Path, source: Path | None, tokenizer: Any, config: TransformerConfig,
-    tensors: list[tensor_files.Pending], max_shard_bytes: int,
-) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-        made, old = Path(scratch) / "new", Path(scratch) / "old"
-        made.mkdir()
-        tensor_files.write_folder(made, tensors, max_shard_bytes)
-        if source is None and tokenizer is not None:
-            tokenizer.save_pretrained(str(made))
-        for name in folders.CARRIED_FILES if source is not None else ():
-            if (source / name).is_file():
-                shutil.copyfile(source / name, made / name)
-        original = folders.read_config(source) if source is not None and (source / folders.CONFIG).is_file() else {}
-        embed = next(t for t in tensors if t.name == "model.embed_tokens.weight")
-        raw = folders.merge_config(original, config, np.dtype(embed.dtype).name)
-        (made / folders.CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
-        if target.exists():
-            target.rename(old)
-        try:
-            made.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
