@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from dlm_jax.data.sources import Row
-from dlm_jax.data.tokenizer import encode_turns, fit_turns
+from dlm_jax.data.tokenizer import encode_rows, fit_turns
 
 Batch = dict[str, np.ndarray]
 
@@ -57,7 +57,7 @@ class Pipeline:
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index = {process_index}: expected 0 to {process_count - 1}")
         self.batch_size, self.length, self.seed = batch_size, length, seed
-        self._turns = [encode_turns(tokenizer, row) for row in rows]
+        self._turns = encode_rows(tokenizer, rows)
         self._pad = tokenizer.pad_token_id or 0
         share = batch_size // process_count
         self._mine = slice(process_index * share, (process_index + 1) * share)

@@ -94,8 +94,8 @@ def save(tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike[str]) -> No
     tokenizer.save_pretrained(path)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Returns the ids of a conversation up to where the assistant's next answer begins.
+def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> str:
+    """Returns a conversation as text, up to where the assistant's next answer begins.
 
     Args:
       tokenizer: a tokenizer with a chat template.
@@ -106,24 +106,36 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[st
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; add chat_template to its tokenizer_config.json")
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 
 
-def encode_turns(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], list[int]]:
-    """Returns the ids of a row's prompt, and of its response with the end-of-sequence token.
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Returns the ids of `prompt_text`.
 
     Args:
       tokenizer: a tokenizer with a chat template.
-      row: the row.
+      messages: {"role", "content"} each, the last one not the assistant's.
+    """
+    return tokenizer(prompt_text(tokenizer, messages), add_special_tokens=False)["input_ids"]
+
+
+def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
+    """Returns the ids of each row's prompt, and of its response with the end-of-sequence token.
+
+    Args:
+      tokenizer: a tokenizer with a chat template.
+      rows: the rows.
 
     Raises:
       ValueError: a tokenizer without a chat template or an end-of-sequence token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no end-of-sequence token; set eos_token in its tokenizer_config.json")
-    response = tokenizer(row.response, add_special_tokens=False)["input_ids"]
-    return encode_prompt(tokenizer, row.prompt_messages), response + [tokenizer.eos_token_id]
+    # one call for all texts: the tokenizer works on them in parallel
+    ids = lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    prompts = ids([prompt_text(tokenizer, row.prompt_messages) for row in rows])
+    responses = ids([row.response for row in rows])
+    return [(prompt, response + [tokenizer.eos_token_id]) for prompt, response in zip(prompts, responses)]
 
 
 def fit_turns(prompt: Sequence[int], response: Sequence[int], length: int, pad_id: int) -> dict[str, np.ndarray]:
@@ -156,11 +168,11 @@ def fit_turns(prompt: Sequence[int], response: Sequence[int], length: int, pad_i
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, length: int) -> dict[str, np.ndarray]:
-    """Encodes one row as one example of a training batch; see `encode_turns` and `fit_turns`.
+    """Encodes one row as one example of a training batch; see `encode_rows` and `fit_turns`.
 
     Args:
       tokenizer: a tokenizer with a chat template.
       row: the row.
       length: T, tokens.
     """
-    return fit_turns(*encode_turns(tokenizer, row), length, tokenizer.pad_token_id or 0)
+    return fit_turns(*encode_rows(tokenizer, [row])[0], length, tokenizer.pad_token_id or 0)

@@ -75,7 +75,7 @@ def test_a_position_in_other_rows_is_refused():
 
 
 def test_the_report_counts_what_the_batches_hold():
-    turns = [tok.encode_turns(TOKENIZER, row) for row in ROWS]
+    turns = tok.encode_rows(TOKENIZER, ROWS)
     length = sorted(len(prompt) for prompt, _ in turns)[5]
     pipeline = make(batch_size=37, length=length)
     batch, report = next(pipeline), pipeline.report()

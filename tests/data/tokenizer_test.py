@@ -39,8 +39,7 @@ def test_save_and_load_give_the_same_tokenizer(tokenizer, rows, tmp_path):
     again = tok.load(tmp_path)
     assert again.chat_template == tokenizer.chat_template and len(again) == len(tokenizer)
     assert (again.pad_token_id, again.eos_token_id, again.mask_token_id) == (0, 1, 3)
-    for row in rows[:20]:
-        assert tok.encode_turns(again, row) == tok.encode_turns(tokenizer, row)
+    assert tok.encode_rows(again, rows[:20]) == tok.encode_rows(tokenizer, rows[:20])
 
 
 def test_the_mask_covers_the_answer_and_its_end_only(tokenizer, rows):
@@ -59,13 +58,13 @@ def test_training_and_decoding_read_the_same_conversation(tokenizer, rows):
     row = rows[0]
     messages = [*row.prompt_messages, {"role": "assistant", "content": row.response}]
     whole = tokenizer.apply_chat_template(messages, tokenize=False)
-    prompt, response = tok.encode_turns(tokenizer, row)
+    prompt, response = tok.encode_rows(tokenizer, [row])[0]
     assert tokenizer.decode(prompt + response) + "\n" == whole
 
 
 @pytest.mark.parametrize("room", [-3, 0, 1, 5])
 def test_a_row_too_long_loses_the_end_of_its_answer(tokenizer, rows, room):
-    prompt, response = tok.encode_turns(tokenizer, rows[0])
+    prompt, response = tok.encode_rows(tokenizer, rows[:1])[0]
     example = tok.encode_row(tokenizer, rows[0], len(prompt) + room)
     assert example["tokens"].tolist() == (prompt + response)[: len(prompt) + room]
     assert example["loss_mask"].sum() == max(room, 0)
