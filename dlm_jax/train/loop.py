@@ -9,7 +9,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class FitResult:
 
 def fit(
     model: Any, params: Params, pipeline: Any, config: TrainConfig, run_dir: Path | str, *,
-    resume: bool = False, progress: bool = True,
+    resume: bool = False, progress: bool = True, devices: Sequence[jax.Device] | None = None,
 ) -> FitResult:
     """Trains a model, and saves on SIGINT and SIGTERM before it returns.
 
@@ -66,6 +66,7 @@ def fit(
       run_dir: directory of this run alone.
       resume: continue the run in `run_dir` from its newest usable checkpoint, or start it where there is none.
       progress: draw a progress bar.
+      devices: default all of the job.
 
     Returns:
       The trained parameters and the metrics.
@@ -74,7 +75,7 @@ def fit(
       ValueError: `run_dir` holds another run, or a run of another configuration; sizes that do not fit the devices.
       NonFiniteLoss: the loss or the gradient norm is not finite.
     """
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh, devices)
     step_fn = make_step(model, config, mesh)
     described = {"model": plain(dataclasses.asdict(model.config)), "train": to_dict(config)}
     run_dir = _claim(Path(run_dir), described, resume)

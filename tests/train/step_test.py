@@ -1,0 +1,87 @@
+"""The training step: accumulation, frozen parameters, dtypes and compilations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax.train import sharding, step
+from dlm_jax.train.config import MeshConfig
+from tests.train import toy
+
+ONE = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+def _train(steps=1, params=None, **changes):
+    config = toy.config(**changes)
+    state = step.init_state(toy.MODEL, toy.params() if params is None else params, config, ONE)
+    run = step.make_step(toy.MODEL, config, ONE)
+    for number in range(steps):
+        state, metrics = run(state, jax.device_put(toy.Counting().batch(number), sharding.rows(ONE)))
+    return state, metrics, run
+
+
+@pytest.mark.parametrize("objective", [toy.AR, toy.REFUSION], ids=["autoregressive", "refusion"])
+def test_accumulated_pieces_equal_the_whole_batch(objective):
+    # rows differ in length, so a mean of piecewise means would be another number
+    whole, piecewise = (_train(objective=objective, grad_accumulation=n, epsilon=1e-2) for n in (1, 4))
+    for name in whole[1]:
+        np.testing.assert_allclose(piecewise[1][name], whole[1][name], rtol=2e-6, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), piecewise[0].trainable, whole[0].trainable)
+
+
+def test_frozen_parameters_keep_every_bit_and_cost_no_optimiser_memory():
+    params = toy.params()
+    params["embed"] = params["embed"].astype(jnp.bfloat16)
+    state, metrics, _ = _train(steps=2, params=params, trainable="q_proj|up_proj")
+    assert state.frozen["embed"].dtype == jnp.bfloat16
+    assert "q_proj" not in state.frozen["layers"]["attention"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.frozen):
+        start = params
+        for key in path:
+            start = start[key.key]
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(start), err_msg=str(path))
+    assert (state.trainable["layers"]["mlp"]["up_proj"] != params["layers"]["mlp"]["up_proj"]).any()
+    moments = sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim)
+    assert moments == 2 * sum(x.size for x in jax.tree.leaves(state.trainable))
+    assert metrics["grad_norm"] > 0
+
+
+def test_many_steps_share_one_compilation():
+    _, _, run = _train(steps=3, objective=toy.REFUSION)
+    assert run.jitted._cache_size() == 1
+
+
+def test_bfloat16_computes_near_float32_and_trains_float32():
+    full, half = (_train(compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(half[0].trainable))
+    assert full[1]["loss"] != half[1]["loss"]
+    np.testing.assert_allclose(half[1]["loss"], full[1]["loss"], rtol=2e-2)
+
+
+def test_remat_changes_nothing():
+    kept, recomputed = _train(), _train(remat=True)
+    np.testing.assert_allclose(recomputed[1]["grad_norm"], kept[1]["grad_norm"], rtol=1e-5)
+
+
+def test_the_given_parameters_outlive_training():
+    params = toy.params()
+    before = jax.tree.map(np.array, params)
+    _train(params=params)
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+def test_the_corruption_follows_the_step_and_the_seed():
+    # at rate 1e-12 only the draws can change the loss on equal rows
+    quiet = dict(objective=toy.REFUSION, learning_rate=1e-12)
+    config = toy.config(**quiet)
+    state = step.init_state(toy.MODEL, toy.params(), config, ONE)
+    run = step.make_step(toy.MODEL, config, ONE)
+    batch = jax.device_put(toy.Counting().batch(0), sharding.rows(ONE))
+    state, first = run(state, batch)
+    _, second = run(state, batch)
+    assert first["masked_tokens"] != second["masked_tokens"]
+    _, again, _ = _train(**quiet)
+    assert again["loss"] == first["loss"]
+    _, other, _ = _train(**quiet, seed=1)
+    assert other["loss"] != first["loss"]
