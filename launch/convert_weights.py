@@ -1,0 +1,184 @@
+"""Converts checkpoints: Hugging Face to orbax and back, between dtypes, and from an AR model to a ReFusion seed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("float32", "bfloat16", "float16")
+MASK = "<|mask|>"
+
+_HELP = """\
+Converts checkpoints. SOURCE is a directory or, where Hugging Face ones are meant, a hub id; OUT must not exist.
+
+examples:
+  python -m launch.convert_weights to-refusion Qwen/Qwen3-0.6B seeds/refusion --dtype float32
+                          a seed for ReFusion training: the AR weights, and a mask token where there is none
+  python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16 --tokenizer seeds/refusion
+                          the newest checkpoint of a training run as a directory that transformers reads
+  python -m launch.convert_weights to-orbax Qwen/Qwen3-0.6B seeds/orbax --dtype bfloat16
+                          orbax arrays, which several hosts read in parallel
+  python -m launch.convert_weights cast exports/refusion exports/half --dtype bfloat16
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
+    result = argparse.ArgumentParser(
+        prog="python -m launch.convert_weights", description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = result.add_subparsers(dest="command", required=True)
+
+    def command(name: str, what: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=what, description=what)
+        sub.add_argument("source", metavar="SOURCE", help="what to convert")
+        sub.add_argument("out", metavar="OUT", type=Path, help="directory to make")
+        sub.add_argument("--dtype", choices=DTYPES, help="of the result; default as stored")
+        return sub
+
+    command("to-orbax", "Hugging Face directory or hub id -> orbax arrays")
+    to_hf = command("to-hf", "orbax arrays or a training run -> Hugging Face directory")
+    to_hf.add_argument("--step", type=int, help="checkpoint of a run; default the newest")
+    to_hf.add_argument("--tokenizer", metavar="DIR", help="directory whose tokenizer and further config fields are "
+                       "kept; default SOURCE, where it has them")
+    command("cast", "Hugging Face directory or hub id -> the same in another dtype")
+    seed = command("to-refusion", "autoregressive Hugging Face directory or hub id -> seed for ReFusion training")
+    seed.add_argument("--mask-id", type=int, metavar="ID",
+                      help="id of the mask token, for a directory without a tokenizer; beyond the vocabulary it is added")
+    return result
+
+
+def convert(args: argparse.Namespace) -> str:
+    """Does what the command line says.
+
+    Args:
+      args: from `parser`.
+
+    Returns:
+      A sentence about what was made.
+
+    Raises:
+      ValueError: bad input, named.
+    """
+    import jax
+
+    from dlm_jax.io import folders, hf, orbax_params
+
+    folders.check_free(args.out)  # before minutes are spent on loading
+    if args.command == "to-hf":
+        keep = args.tokenizer or (args.source if (Path(args.source) / orbax_params.PARAMS).is_dir() else None)
+        folders.check_sources(keep, None)
+        config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
+        hf.save(args.out, config, params, tokenizer_from=keep)
+    else:
+        if args.command == "cast" and args.dtype is None:
+            raise ValueError(f"cast needs --dtype, one of {', '.join(DTYPES)}")
+        source = folders.resolve(args.source)
+        config = folders.load_config(source)
+        if args.command == "to-refusion":
+            tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
+        params = hf.load_params(source, config, dtype=args.dtype)
+        if args.command == "to-orbax":
+            orbax_params.save(args.out, config, params, tokenizer_from=source)
+        elif args.command == "cast":
+            hf.save(args.out, config, params, tokenizer_from=source)
+        else:
+            config, params = with_mask(config, params, mask_id, fresh)
+            hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
+            return f"{args.out}: {count(params)}, mask token id {mask_id}"
+    return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
+
+
+def count(params: Any) -> str:
+    """Returns the number of parameters, readable."""
+    import jax
+
+    return f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:,.1f} M parameters"
+
+
+def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int, bool]:
+    """Finds the mask token of a directory, or adds one to its tokenizer.
+
+    Args:
+      source: Hugging Face directory.
+      config: its `TransformerConfig`.
+      mask_id: what the user said, or None.
+
+    Returns:
+      The tokenizer with a mask token (None where the directory has no tokenizer), the mask token's id, and whether
+      the token is new to the model.
+
+    Raises:
+      ValueError: no tokenizer and no id, an id that is not the tokenizer's, or one that ends sequences.
+    """
+    from dlm_jax.data import tokenizer as tokenizers
+    from dlm_jax.io import folders
+
+    tokenizer, ends = None, {config.eos_token_id}
+    if any((source / name).is_file() for name in folders.TOKENIZER_FILES):
+        tokenizer = tokenizers.load(source)
+        before = len(tokenizer)
+        if tokenizer.mask_token_id is None:
+            tokenizer.add_special_tokens({"mask_token": MASK})
+        own = tokenizer.mask_token_id
+        if mask_id not in (None, own):
+            raise ValueError(f"--mask-id {mask_id}: the tokenizer's mask token {tokenizer.mask_token!r} has id {own}; "
+                             "leave --mask-id out")
+        mask_id, fresh = own, own >= min(before, config.vocab_size)
+        ends.add(tokenizer.eos_token_id)
+    else:
+        mask_id = config.mask_token_id if mask_id is None else mask_id
+        if mask_id is None or mask_id < 0:
+            raise ValueError(f"{source} has no tokenizer: --mask-id {mask_id} must be the id of its mask token, or "
+                             f"{config.vocab_size} to add one")
+        fresh = mask_id >= config.vocab_size
+    if mask_id in ends:
+        raise ValueError(f"id {mask_id} cannot be both the mask token and the end of a sequence; give another --mask-id")
+    return tokenizer, mask_id, fresh
+
+
+def with_mask(config: Any, params: Any, mask_id: int, fresh: bool) -> tuple[Any, Any]:
+    """Gives a model a mask token, adding vocabulary rows where it needs them.
+
+    A new token starts as the mean of those before it: its embedding lies among theirs, and its logit, which nothing
+    has taught to be low, is their mean logit and so never the largest.
+
+    Args:
+      config: `TransformerConfig`.
+      params: parameter tree.
+      mask_id: id of the mask token.
+      fresh: whether its rows are to be initialised.
+
+    Returns:
+      The configuration and parameters with the mask token.
+    """
+    import jax.numpy as jnp
+
+    old = config.vocab_size
+    size = old if mask_id < old else -(-(mask_id + 1) // 64) * 64  # a multiple that mesh axes divide
+    params = dict(params)
+    for name in ("embed", "lm_head"):
+        if name in params and fresh:
+            table = params[name]
+            mean = jnp.mean(table[:mask_id].astype(jnp.float32), axis=0).astype(table.dtype)
+            table = jnp.concatenate([table, jnp.broadcast_to(mean, (size - old, table.shape[1]))])
+            params[name] = table.at[mask_id].set(mean)
+    return config.replace(vocab_size=size, mask_token_id=mask_id), params
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns the exit code, 2 for bad input."""
+    args = parser().parse_args(argv)
+    try:
+        print(convert(args))
+    except ValueError as error:
+        print(f"convert_weights: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
