@@ -287,7 +287,8 @@ def train(training: Training, out: Path, model: Any, rows: Sequence[sources.Row]
             params = build.init_params(model, jax.random.key(seed))
         else:
             params = dlm_jax.load(out / "models" / training.start)[1]
-        batch_size = max(1, budget.batch_tokens // length)
+        devices = jax.device_count()
+        batch_size = max(1, budget.batch_tokens // length // devices) * devices
         pipeline = Pipeline(rows, tokenizer, batch_size=batch_size, length=length, seed=seed)
         result = fit(
             model, params, pipeline,

@@ -1,0 +1,142 @@
+"""The main job: whole on a tiny budget, continued without repeating work, honest about bad input."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dlm_jax.data import sources
+from dlm_jax.evals import report
+from launch import quickstart
+
+TINY = quickstart.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
+                         batch_tokens=800, longest=96, steps={"seed": 2, "refusion": 2})
+
+
+def row(i):
+    return {"question": f"What is {i}+{i}?", "answer": f"{i}+{i}={2 * i}\n#### {2 * i}"}
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row(i)) + "\n" for i in range(30)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """One run of the generated task with two systems; the others differ from the second in thresholds alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(quickstart.BUDGETS, "smoke", TINY)
+        patch.setattr(quickstart, "SYSTEMS", [s for s in quickstart.SYSTEMS if s.headline])
+        out = tmp_path_factory.mktemp("quickstart") / "run"
+        arguments = ["--budget", "smoke", "--out", str(out), "--seed", "3"]
+        assert quickstart.main(arguments) == 0
+        yield out, arguments
+
+
+def test_the_results_have_a_row_for_every_system(job):
+    results = json.loads((job[0] / "results.json").read_text())
+    assert [system["name"] for system in results["systems"]] == [s.name for s in quickstart.SYSTEMS]
+    for system in results["systems"]:
+        assert system["questions"] == 3 and 0 <= system["accuracy"] <= 1
+        counted = sum(n for kind, n in system["forwards"].items() if kind not in ("prefill", "guide"))
+        assert system["tokens_per_forward"] == pytest.approx(system["tokens"] / counted)
+        assert system["tokens_per_second"] > 0 and system["wall_seconds"] > 0
+    assert [t["steps"] for t in results["trainings"]] == [2, 2]
+    assert set(results["curves"][1]["series"]) == {"whole", "autoregressive part", "denoising part"}
+
+
+def test_the_report_shows_the_results(job):
+    results = json.loads((job[0] / "results.json").read_text())
+    assert (job[0] / "report.html").read_text(encoding="utf-8") == report.render(results)
+    for replay in results["replays"]:
+        for track in replay["tracks"]:
+            assert any(frame["commits"] for frame in track["frames"])
+
+
+def test_a_second_call_repeats_nothing(job, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("this work was done before")
+
+    before = json.loads((job[0] / "results.json").read_text())
+    for name in ("fit", "runner"):
+        monkeypatch.setattr(quickstart, name, never)
+    (job[0] / "results.json").unlink()
+    assert quickstart.main(job[1]) == 0
+    after = json.loads((job[0] / "results.json").read_text())
+    assert {**after, "wall_seconds": 0} == {**before, "wall_seconds": 0}
+
+
+@pytest.mark.parametrize("change", [["--seed", "4"], ["--budget", "standard"]])
+def test_another_run_in_the_directory_is_refused(job, capsys, change):
+    assert quickstart.main([*job[1], *change]) == 2
+    error = capsys.readouterr().err
+    assert change[0][2:] in error and "choose another --out" in error
+
+
+def test_other_rows_in_the_directory_are_refused(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setattr(quickstart, "make_tokenizer", lambda *_: (_ for _ in ()).throw(quickstart.Stopped("enough")))
+    arguments = ["--data", str(data), "--out", str(tmp_path / "out")]
+    assert quickstart.main(arguments) == 130
+    assert "enough" in capsys.readouterr().err
+    assert quickstart.main(arguments) == 130
+    with data.open("a") as file:
+        file.write(json.dumps(row(99)) + "\n")
+    assert quickstart.main(arguments) == 2
+    assert "rows" in capsys.readouterr().err
+
+
+def test_a_stopped_training_says_how_to_continue(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setitem(quickstart.BUDGETS, "smoke", TINY)
+    fit = quickstart.fit
+    stop = lambda *args, **kwargs: dataclasses.replace(fit(*args, progress=False, **kwargs), finished=False, step=1)
+    monkeypatch.setattr(quickstart, "fit", stop)
+    assert quickstart.main(["--data", str(data), "--out", str(tmp_path / "out"), "--budget", "smoke"]) == 130
+    assert "step 1; the same command continues" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "models").exists()
+
+
+def test_bad_input_ends_with_2_and_the_reason(tmp_path, capsys):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps(row(1)) + "\n{\n")
+    one = tmp_path / "one.jsonl"
+    one.write_text((json.dumps(row(1)) + "\n") * 5)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").touch()
+    for arguments, reason in (
+            (["--data", str(bad)], "bad.jsonl:2: not JSON"), (["--data", str(tmp_path / "none")], "no such file"),
+            (["--data", str(one)], "2 different questions"), (["--out", str(taken)], "no quickstart run"),
+            (["--out", str(bad)], "is a file"), (["--seed", "-1"], "--seed -1")):
+        defaults = ["--out", str(tmp_path / "out"), "--budget", "smoke"]
+        assert quickstart.main([*defaults, *arguments]) == 2, arguments
+        assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_teaches_by_example(capsys):
+    with pytest.raises(SystemExit) as done:
+        quickstart.main(["--help"])
+    assert done.value.code == 0 and "python -m launch.quickstart --data" in capsys.readouterr().out
+
+
+def test_held_out_questions_never_occur_in_training(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row(i % 40)) + "\n" for i in range(100)))
+    train, test = quickstart.make_rows(path, 0, TINY)
+    asked = lambda rows: {r.prompt_messages[0]["content"] for r in rows}
+    assert len(test) == len(asked(test)) == 3 and not asked(train) & asked(test)
+    assert asked(train) | asked(test) == {row(i)["question"] for i in range(40)}
+    assert quickstart.make_rows(path, 0, TINY) == (train, test) != quickstart.make_rows(path, 1, TINY)
+    (tmp_path / "again.jsonl").write_text(quickstart._as_jsonl(train))
+    assert sources.read_rows(tmp_path / "again.jsonl") == train
+
+
+def test_a_kept_value_is_made_once_a_key(tmp_path):
+    made = []
+    make = lambda: made.append(1) or {"made": len(made)}
+    path = tmp_path / "deep" / "value.json"
+    assert [quickstart.kept(path, key, make)["made"] for key in ("a", "a", "b", "b", "a")] == [1, 1, 2, 2, 3]
+    assert [p.name for p in path.parent.iterdir()] == ["value.json"]
