@@ -39,7 +39,7 @@ class Config:
     """Hyperparameters, by the paper's names where it has them.
 
     Attributes:
-      mask_id: id of [MASK].
+      mask_id: id of [MASK]; None stands for one not known yet, and cannot train.
       slot_sizes: k, tokens; one is drawn per sample.
       masking: "paper" masks floor(tK) slots of K; "released" masks each slot with probability
         (1 - 1e-3) t + 1e-3; t is uniform in [0, 1).
@@ -49,7 +49,7 @@ class Config:
     """
 
     name: ClassVar[str] = "refusion"
-    mask_id: int
+    mask_id: int | None = None
     slot_sizes: tuple[int, ...] = (4, 8, 16, 32)
     masking: str = "paper"
     normalisation: str = "paper"
@@ -57,7 +57,7 @@ class Config:
     head_chunk: int = 512
 
     def __post_init__(self):
-        if self.mask_id < 0:
+        if self.mask_id is not None and self.mask_id < 0:
             raise ValueError(f"mask_id = {self.mask_id}: expected the id of the mask token, 0 or more")
         if not self.slot_sizes or min(self.slot_sizes) < 1:
             raise ValueError(f"slot_sizes = {self.slot_sizes}: expected one or more sizes of at least 1 token")
@@ -271,7 +271,12 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
 
     Returns:
       Rows with the weights "ar" and "mdm".
+
+    Raises:
+      ValueError: no mask id.
     """
+    if config.mask_id is None:
+        raise ValueError("mask_id is None: give the id of the model's mask token")
     corruption = corrupt(key, batch, config)
     inputs = arrange(batch, corruption, config.mask_id)
     weight = weights(inputs, corruption, config.normalisation)

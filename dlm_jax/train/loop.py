@@ -72,9 +72,11 @@ def fit(
       The trained parameters and the metrics.
 
     Raises:
-      ValueError: `run_dir` holds another run, or a run of another configuration; sizes that do not fit the devices.
+      ValueError: `run_dir` holds another run, or a run of another configuration; sizes that do not fit the devices;
+        a mask id that is missing, outside the vocabulary, or the model's EOS.
       NonFiniteLoss: the loss or the gradient norm is not finite.
     """
+    _check_ids(model, config)
     mesh = sharding.make_mesh(config.mesh, devices)
     step_fn = make_step(model, config, mesh)
     described = {"model": plain(dataclasses.asdict(model.config)), "train": to_dict(config)}
@@ -96,7 +98,7 @@ def fit(
         last = None  # metrics are read one step late, so that the device never waits for the host
         step = start
         while step < config.steps and not stop():
-            batch = _place(next(batches), config, mesh)
+            batch = _place(next(batches), config, model.config.vocab_size, mesh)
             state, metrics = step_fn(state, batch)
             step += 1
             if last is not None:
@@ -111,6 +113,20 @@ def fit(
             checkpoints.save(step, state, {"config": described, "data": pipeline.state()})
         checkpoints.wait()
     return FitResult(merge(state.trainable, state.frozen), report.history, step, step == config.steps)
+
+
+def _check_ids(model: Any, config: TrainConfig) -> None:
+    """Raises ValueError where the objective's mask token cannot be one."""
+    if not hasattr(config.objective, "mask_id"):
+        return
+    mask, eos, size = config.objective.mask_id, model.config.eos_token_id, model.config.vocab_size
+    if mask is None:
+        raise ValueError("objective.mask_id is None: give the id of the model's mask token, such as "
+                         "model.config.mask_token_id")
+    if mask >= size:
+        raise ValueError(f"objective.mask_id = {mask} lies outside the vocabulary of {size} ids")
+    if mask == eos:
+        raise ValueError(f"objective.mask_id = {mask} is also the model's eos_token_id; they must differ")
 
 
 def _claim(run_dir: Path, described: dict[str, Any], resume: bool) -> Path:
@@ -139,8 +155,14 @@ def _check_same(saved: dict[str, Any], described: dict[str, Any], run_dir: Path)
             "Give the saved values to resume it, or choose another directory")
 
 
-def _place(batch: dict[str, np.ndarray], config: TrainConfig, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+def _place(
+    batch: dict[str, np.ndarray], config: TrainConfig, vocab_size: int, mesh: jax.sharding.Mesh
+) -> dict[str, jax.Array]:
     """Joins the rows of all processes into global arrays."""
+    low, high = batch["tokens"].min(), batch["tokens"].max()
+    if low < 0 or high >= vocab_size:  # a lookup on the device would silently take another row of the table
+        raise ValueError(f"token id {low if low < 0 else high} lies outside the model's vocabulary of {vocab_size} ids; "
+                         "use the tokenizer the model was made with")
     rows = next(iter(batch.values())).shape[0] * jax.process_count()
     if rows != config.batch_size:
         raise ValueError(f"the pipeline yields {rows} rows a step but batch_size = {config.batch_size}; make them equal")

@@ -211,6 +211,11 @@ def test_bad_configurations_are_refused(changes, message):
         _config(**changes)
 
 
+def test_a_mask_id_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="mask_id is None"):
+        refusion.loss(_score(), _batch(B=2), jax.random.key(0), _config(mask_id=None))
+
+
 def test_a_mask_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="mask_id = 20 lies outside the vocabulary of 20"):
         refusion.loss(_score(), _batch(B=2), jax.random.key(0), _config(mask_id=20))

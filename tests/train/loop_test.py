@@ -149,3 +149,20 @@ def test_a_pipeline_of_another_batch_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="yields 4 rows a step but batch_size = 8"):
         loop.fit(toy.MODEL, toy.params(), toy.Counting(rows=4), toy.config(), tmp_path / "run", progress=False,
                  devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize("mask_id, message", [
+    (None, "mask_id is None"), (24, "mask_id = 24 lies outside the vocabulary of 24"), (5, "also the model's eos")])
+def test_mask_ids_that_cannot_work_are_refused_before_any_compile(tmp_path, mask_id, message):
+    model = toy.build.build(toy.MODEL.config.replace(eos_token_id=5))
+    with pytest.raises(ValueError, match=message):
+        loop.fit(model, None, None, toy.config(objective=toy.refusion.Config(mask_id=mask_id)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
+    original = toy.Counting.batch
+    monkeypatch.setattr(toy.Counting, "batch", lambda self, n: original(self, n) | {
+        "tokens": np.full((8, 16), 24, np.int32)})
+    with pytest.raises(ValueError, match="token id 24 lies outside the model's vocabulary of 24"):
+        toy.run(tmp_path / "run")

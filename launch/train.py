@@ -1,0 +1,187 @@
+"""Train a model on rows of text, with any objective.
+
+Examples:
+
+    # seconds a step on a laptop: a tiny autoregressive model from scratch, its tokenizer trained on the same rows
+    python -m launch.train --config tiny:autoregressive --data rows.jsonl --run-dir runs/seed
+
+    # that model turned into a ReFusion model
+    python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion
+
+    # stopped by ctrl-c, SIGTERM, a crash or kill -9: the same command and --resume continue bit for bit
+    python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion --resume
+
+    # any field of the configuration; `--show` prints them all, and stops
+    python -m launch.train --config tiny:refusion --set train.learning_rate=1e-4 --set train.objective.slot_sizes=4,8 --show
+
+    # the paper's run on a slice of 64 chips, 16 ways of rows and 4 of heads: the second command on every host
+    python -m launch.convert_weights to-refusion Qwen/Qwen3-8B seeds/refusion
+    python -m launch.train --config refusion:qwen3_8b --init seeds/refusion --data rows.jsonl --run-dir /shared/run \\
+        --set train.mesh.fsdp=16 --set train.mesh.tensor=4 --distributed
+
+Rows are JSON lines: {"messages": [...]}, {"query": ..., "response": ...} or {"question": ..., "answer": ...}.
+RUN_DIR gets config.json, metrics.jsonl, tensorboard/, checkpoints/ and, once finished, the Hugging Face directory
+model/. Exit codes: 0 finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STOPPED = 75  # "temporary failure, try again" of sysexits.h
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m launch.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--config", required=True, metavar="NAME",
+                   help="file:experiment of configs/, e.g. tiny:refusion; a wrong name lists them")
+    p.add_argument("--data", metavar="FILE", help="training rows, e.g. rows.jsonl")
+    p.add_argument("--init", metavar="PATH", help="Hugging Face directory or hub id to start from, e.g. runs/seed/model; "
+                   "default a fresh model of the configuration's shape")
+    p.add_argument("--run-dir", metavar="DIR", type=Path, help="directory of this run alone, e.g. runs/refusion")
+    p.add_argument("--resume", action="store_true", help="continue the run in --run-dir, or start it")
+    p.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE",
+                   help="override a field, e.g. train.batch_size=64; may be repeated")
+    p.add_argument("--show", action="store_true", help="print the configuration and stop")
+    p.add_argument("--distributed", action="store_true", help="join the other hosts of the job first")
+    return p
+
+
+def start(options: argparse.Namespace, experiment: Any, rows: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Makes what training starts from.
+
+    Args:
+      options: the command line.
+      experiment: a `configs.Experiment`.
+      rows: training rows.
+
+    Returns:
+      The module, its parameters and the tokenizer.
+
+    Raises:
+      ValueError: a checkpoint without weights or tokenizer, or nothing to start from.
+    """
+    import jax
+
+    from dlm_jax import api
+    from dlm_jax.data import tokenizer as tokenizers
+    from dlm_jax.io import folders
+    from dlm_jax.models import build
+    from dlm_jax.train import sharding
+
+    mesh = sharding.make_mesh(experiment.train.mesh)
+    if options.init is not None:
+        folder = folders.resolve(options.init)
+        tokenizer = tokenizers.load(folder)
+        model, params = api.load(folder, mesh=mesh)
+        if len(tokenizer) > model.config.vocab_size:
+            raise ValueError(f"--init {options.init}: its tokenizer has {len(tokenizer)} ids, its model only "
+                             f"{model.config.vocab_size}")
+        return model, params, tokenizer
+    if experiment.model is None:
+        raise ValueError(f"--config {options.config} has no model to make from scratch: give --init PATH")
+    tokenizer = tokenizers.train(tokenizers.texts_of(rows), experiment.vocab_size)
+    # a multiple that mesh axes divide; ids beyond the tokenizer's are never used
+    size = -(-len(tokenizer) // 64) * 64
+    model = build.build(experiment.model.replace(
+        vocab_size=size, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        mask_token_id=tokenizer.mask_token_id))
+    init = jax.jit(build.init_params, static_argnums=0, out_shardings=sharding.params(model, mesh))
+    return model, init(model, jax.random.key(experiment.train.seed)), tokenizer
+
+
+def with_mask(experiment: Any, model: Any, tokenizer: Any) -> Any:
+    """Returns the experiment with the mask id of the model, where its objective needs one and names none."""
+    objective = experiment.train.objective
+    if getattr(objective, "mask_id", 0) is not None:
+        return experiment
+    mask = model.config.mask_token_id if model.config.mask_token_id is not None else tokenizer.mask_token_id
+    if mask is None:
+        raise ValueError("the model and its tokenizer have no mask token: add one with `python -m launch.convert_weights "
+                         "to-refusion`, or name its id with --set train.objective.mask_id=ID")
+    objective = dataclasses.replace(objective, mask_id=mask)
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, objective=objective))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the command line says.
+
+    Args:
+      options: from `parser`.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      ValueError: bad input, named.
+    """
+    import configs
+
+    experiment = configs.load(options.config, options.settings)
+    if options.show:
+        print(json.dumps(dataclasses.asdict(experiment), indent=2))
+        return 0
+    if options.data is None or options.run_dir is None:
+        raise ValueError("give --data FILE (rows to train on) and --run-dir DIR (where the run lives)")
+    if any(setting.startswith("train.steps=") for setting in options.settings) and experiment.epochs is not None:
+        raise ValueError(f"epochs = {experiment.epochs:g} decides the steps: with train.steps give --set epochs=none too")
+
+    import jax
+
+    if options.distributed:
+        jax.distributed.initialize()
+
+    from dlm_jax import api
+    from dlm_jax.data import sources
+    from dlm_jax.data.pipeline import Pipeline
+    from dlm_jax.io import folders
+    from dlm_jax.train import loop, sharding
+
+    sharding.check_batch(experiment.train, sharding.make_mesh(experiment.train.mesh))
+    rows = sources.read_rows(options.data)
+    experiment = experiment.with_steps(len(rows))
+    model, params, tokenizer = start(options, experiment, rows)
+    experiment = with_mask(experiment, model, tokenizer)
+    config = experiment.train
+    pipeline = Pipeline(rows, tokenizer, batch_size=config.batch_size, length=experiment.length, seed=config.seed,
+                        process_index=jax.process_index(), process_count=jax.process_count())
+    say = print if jax.process_index() == 0 else lambda *_: None
+    report = pipeline.report()
+    size = sum(x.size for x in jax.tree.leaves(params)) / 1e6
+    say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them left "
+        f"without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
+        f"{config.steps} steps of {config.batch_size} rows on {jax.device_count()} devices")
+    result = loop.fit(model, params, pipeline, config, options.run_dir, resume=options.resume)
+    if not result.finished:
+        say(f"stopped at step {result.step} of {config.steps}; the same command with --resume continues from there")
+        return STOPPED
+    made = options.run_dir / "model"
+    source = tokenizer if options.init is None else folders.resolve(options.init)
+    api.save(made, model, result.params, tokenizer_from=source, overwrite=True)
+    say(f"loss {result.history[-1]['loss']:.4f} at step {result.step}; the model is in {made}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the launcher; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return run(options)
+    except ValueError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except FloatingPointError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Named experiments, overrides from text, and the papers' numbers."""
+
+import dataclasses
+
+import pytest
+
+import configs
+from configs import refusion
+from dlm_jax.decode import ReFusion
+
+
+def test_the_papers_training_run():
+    run = configs.load("refusion:qwen3_8b")
+    assert (run.train.batch_size, run.length, run.train.learning_rate, run.epochs) == (512, 4096, 2e-5, 4.0)
+    assert run.train.objective.slot_sizes == (4, 8, 16, 32) and run.train.objective.mdm_weight == 1.0
+    assert run.train.objective.masking == run.train.objective.normalisation == "paper"
+    assert run.with_steps(3_700_000).train.steps == run.train.steps == 28_907
+
+
+def test_table_7():
+    want = {  # generation length, threshold, slot size, block size
+        "mmlu_pro": (512, 0.5, 16, 128), "arc_c": (512, 0.4, 4, 16), "gsm8k": (512, 0.7, 16, 64),
+        "math": (512, 0.6, 32, 64), "gpqa": (128, 0.6, 8, 16), "humaneval": (512, 0.6, 16, 32), "mbpp": (512, 0.6, 16, 32)}
+    assert {name: (d["max_new_tokens"], d["slot_threshold"], d["slot_size"], d["block_length"])
+            for name, d in refusion.DECODING.items()} == want
+    for settings in refusion.DECODING.values():
+        decoder = ReFusion(**{k: v for k, v in settings.items() if k != "max_new_tokens"})
+        assert decoder.slot_threshold == decoder.token_threshold
+
+
+@pytest.mark.parametrize("name", configs.names())
+def test_every_experiment_survives_overriding_each_field_with_itself(name):
+    run = configs.load(name)
+
+    def settings(config, prefix=""):
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if dataclasses.is_dataclass(value):
+                yield from settings(value, f"{prefix}{field.name}.")
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                yield f"{prefix}{field.name}={text}"
+
+    assert configs.override(run, list(settings(run))) == run
+
+
+def test_overrides_reach_nested_fields_and_keep_types():
+    run = configs.load("tiny:refusion", [
+        "train.learning_rate=1e-4", "train.objective.slot_sizes=4, 8", "train.clip_norm=none", "train.remat=true",
+        "train.mesh.tensor=2", "model.num_layers=2", "train.trainable=q_proj|k_proj", "epochs=2"])
+    assert run.train.learning_rate == 1e-4 and run.train.objective.slot_sizes == (4, 8)
+    assert run.train.clip_norm is None and run.train.remat is True and run.train.mesh.tensor == 2
+    assert run.model.num_layers == 2 and run.train.trainable == "q_proj|k_proj" and run.epochs == 2.0
+    assert configs.load("tiny:refusion").train.remat is False
+
+
+def test_fields_that_check_each_other_change_together():
+    assert configs.load("tiny:refusion", ["train.steps=3", "train.warmup_steps=1"]).train.steps == 3
+    with pytest.raises(ValueError, match="warmup_steps = 50: expected 0 to steps = 3"):
+        configs.load("tiny:refusion", ["train.steps=3"])
+
+
+@pytest.mark.parametrize("setting, message", [
+    ("train.lr=1", "train.lr: no such field.*accepted:.*train.learning_rate"),
+    ("learning_rate=1", "did you mean 'train.learning_rate'"),
+    ("train.objectiv.mask_id=1", "did you mean 'train.objective.mask_id'"),
+    ("train.steps=1e3", "train.steps=1e3: expected an integer, as in train.steps=500"),
+    ("train.remat=yes", "expected true or false, as in train.remat=false"),
+    ("train.learning_rate=fast", "expected a number"), ("train.objective.slot_sizes=4;8", "integers such as 4,8,16"),
+    ("train.clip_norm=", "expected a number or none"), ("train.learning_rate", "expected FIELD=VALUE"),
+    ("train.schedule=linear", "'linear'.*cosine.*constant"), ("train.mesh=2", "no such field.*train.mesh.data"),
+])
+def test_bad_overrides_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        configs.load("tiny:refusion", [setting])
+
+
+@pytest.mark.parametrize("name", ["refusion", "tiny:refusions", "experiment:load", "../x:y"])
+def test_unknown_names_are_refused_with_the_accepted_ones(name):
+    with pytest.raises(ValueError, match="is not known.*accepted: refusion:qwen3_8b, tiny:autoregressive, tiny:refusion"):
+        configs.load(name)
+
+
+def test_epochs_too_short_for_the_warm_up_are_refused():
+    with pytest.raises(ValueError, match="warmup_steps = 100 but 4 epochs of 512 rows are only 4 steps"):
+        configs.load("refusion:qwen3_8b").with_steps(512)

@@ -1,0 +1,105 @@
+"""The training launcher: from rows to a model directory, on, again, and refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlm_jax
+from dlm_jax.data import tokenizer as tokenizers
+from dlm_jax.decode import ReFusion
+from launch import train
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["model.num_layers=1", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
+         "model.num_kv_heads=1", "model.head_dim=16", "vocab_size=300", "length=32", "train.batch_size=8",
+         "train.steps=4", "train.warmup_steps=1", "train.checkpoint_every=2"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("".join(
+        json.dumps({"question": f"What is {n} plus {n + 1}?", "answer": f"It is {2 * n + 1}."}) + "\n" for n in range(40)))
+    return path
+
+
+def launch(config, rows, run_dir, *more, settings=SMALL):
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    return train.main(["--config", config, "--data", str(rows), "--run-dir", str(run_dir), *flags, *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def seed(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seed") / "run"
+    assert launch("tiny:autoregressive", rows, folder) == 0
+    return folder
+
+
+def test_a_seed_is_trained_and_turned_into_refusion(rows, seed, tmp_path, capsys):
+    assert launch("tiny:refusion", rows, tmp_path / "run", "--init", seed / "model") == 0
+    assert "40 rows: 0 cut" in capsys.readouterr().out
+    model, params = dlm_jax.load(tmp_path / "run" / "model")
+    tokenizer = tokenizers.load(tmp_path / "run" / "model")
+    assert model.config.mask_token_id == tokenizer.mask_token_id
+    raw = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert raw["train"]["objective"]["mask_id"] == tokenizer.mask_token_id
+    before = dlm_jax.load(seed / "model")[1]
+    assert (np.asarray(params["embed"]) != np.asarray(before["embed"])).any()
+    prompt = tokenizers.encode_prompt(tokenizer, [{"role": "user", "content": "What is 1 plus 2?"}])
+    out = dlm_jax.generate(model, params, [prompt], ReFusion(slot_size=4, block_length=8), max_new_tokens=8,
+                           eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
+    assert len(out.tokens[0]) >= 1
+
+
+def test_the_same_command_is_refused_without_resume_and_returns_the_run_with_it(rows, seed, capsys):
+    assert launch("tiny:autoregressive", rows, seed) == 2
+    assert "already holds a run; resume it (--resume)" in capsys.readouterr().err
+    assert launch("tiny:autoregressive", rows, seed, "--resume") == 0
+    assert launch("tiny:autoregressive", rows, seed, "--resume", "--set", "train.beta2=0.5") == 2
+    assert "train.beta2: 0.98 -> 0.5" in capsys.readouterr().err
+
+
+def test_epochs_decide_the_steps(rows, tmp_path, capsys):
+    settings = [s for s in SMALL if "steps=4" not in s] + ["epochs=0.5"]
+    assert launch("tiny:autoregressive", rows, tmp_path / "run", settings=settings) == 0
+    assert "3 steps of 8 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change, message", [
+    (["--config", "tiny:flair"], "config 'tiny:flair' is not known"),
+    (["--set", "train.lr=1"], "train.lr: no such field"),
+    (["--data", "/nonexistent/rows.jsonl"], "/nonexistent/rows.jsonl"),
+    (["--init", "/nonexistent/model"], "/nonexistent/model"),
+    (["--set", "train.batch_size=6"], "6 rows cannot be split over data x fsdp = 8 devices"),
+    (["--set", "train.mesh.fsdp=3"], "multiple of 3 devices but there are 8"),
+    (["--set", "train.mesh.tensor=2"], "kv_heads = 1 cannot be split over mesh.tensor = 2"),
+    (["--set", "length=3"], "length = 3"),
+    (["--set", "epochs=2"], "epochs = 2 decides the steps"),
+])
+def test_bad_input_ends_with_a_message_and_code_2(rows, tmp_path, capsys, change, message):
+    assert launch("tiny:refusion", rows, tmp_path / "run", *change) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query": "a", "response": "b"}\n{"query": "a"}\n')
+    assert launch("tiny:refusion", path, tmp_path / "run") == 2
+    assert f"{path}:2" in capsys.readouterr().err
+
+
+def test_show_prints_the_configuration_and_needs_no_data(capsys):
+    assert train.main(["--config", "refusion:qwen3_8b", "--set", "train.seed=7", "--show"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["train"]["seed"] == 7 and shown["train"]["batch_size"] == 512
+
+
+def test_help_teaches_without_loading_jax():
+    code = "import sys; from launch import train; train.parser().format_help(); print('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip() == "False"
+    assert train.parser().format_help().count("python -m launch.train") >= 5
