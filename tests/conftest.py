@@ -56,3 +56,13 @@ def tiny():
 
     model = build.build(tiny_config())
     return model, random_params(model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_executables():
+    """Frees compiled code after each module: a process may hold only so many memory maps."""
+    yield
+    from dlm_jax.decode import api
+
+    api.EXECUTABLES.clear()
+    jax.clear_caches()
