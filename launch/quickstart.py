@@ -191,7 +191,7 @@ def claim(out: Path, identity: dict[str, Any]) -> None:
                  if saved.get(name) != identity[name]]
         if other:
             raise ValueError(f"{out} holds another run ({'; '.join(other)}); choose another --out, or remove it")
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(path.suffix != ".part" for path in out.iterdir()):
         raise ValueError(f"{out} holds files that are no quickstart run; choose another --out")
     else:
         _write(path, json.dumps(identity, indent=2) + "\n")
@@ -404,7 +404,7 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget) -> dict[str, An
     began = time.perf_counter()
     train_rows, test_rows = make_rows(data, seed, budget)
     digest = hashlib.sha256((_as_jsonl(train_rows) + _as_jsonl(test_rows)).encode()).hexdigest()[:16]
-    claim(out, {"data": "word problems" if data is None else str(data), "rows": digest, "seed": seed,
+    claim(out, {"data": "word problems" if data is None else data.name, "rows": digest, "seed": seed,
                 "budget": dataclasses.asdict(budget)})
     stages, stage = len(TRAININGS) + 2, iter(range(1, 99))
     head = lambda text: console.print(f"[bold]\\[{next(stage)}/{stages}][/bold] {text}")

@@ -42,32 +42,31 @@ class Story:
 
 
 def _gain_and_give(rng: random.Random) -> Numbers:
-    a, b = rng.randint(5, 40), rng.randint(2, 20)
-    c = rng.randint(2, min(20, a + b - 1))
+    a, b, c = rng.randint(4, 30), rng.randint(2, 9), rng.randint(2, 9)
+    c = min(c, a + b - 1)
     return dict(a=a, b=b, c=c, x=a + b, answer=a + b - c)
 
 
 def _packs(rng: random.Random) -> Numbers:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    c = rng.randint(2, 15)
+    a, b, c = rng.randint(2, 6), rng.randint(2, 6), rng.randint(2, 9)
     return dict(a=a, b=b, c=c, x=a * b, answer=a * b + c)
 
 
 def _spend(rng: random.Random) -> Numbers:
-    a, b = rng.randint(3, 9), rng.randint(3, 9)
-    c = rng.randint(2, a * b - 1)
+    a, b = rng.randint(2, 6), rng.randint(2, 6)
+    c = rng.randint(1, min(9, a * b - 1))
     return dict(a=a, b=b, c=c, x=a * b, answer=a * b - c)
 
 
 def _together(rng: random.Random) -> Numbers:
-    a, b = rng.randint(3, 30), rng.randint(2, 15)
+    a, b = rng.randint(2, 12), rng.randint(2, 9)
     return dict(a=a, b=b, x=a + b, answer=a + b + a)
 
 
 def _share(rng: random.Random) -> Numbers:
-    c, each = rng.randint(2, 6), rng.randint(2, 9)
-    a = rng.randint(1, c * each - 1)
-    return dict(a=a, b=c * each - a, c=c, x=c * each, answer=each)
+    c, each = rng.randint(2, 5), rng.randint(2, 6)
+    b = rng.randint(1, min(9, c * each - 1))
+    return dict(a=c * each - b, b=b, c=c, x=c * each, answer=each)
 
 
 STORIES = (
