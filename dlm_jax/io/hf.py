@@ -37,8 +37,10 @@ def load_params(
       The parameter tree (nested dict, layers stacked).
 
     Raises:
-      ValueError: no or damaged files, or missing, unknown, misshapen or non-float tensors, each named.
+      ValueError: a dtype that is not a float, no or damaged files, or missing, unknown, misshapen or non-float tensors, each named.
     """
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype = {dtype}: parameters are floats, for instance float32 or bfloat16")
     stored = tensor_files.read_folder(Path(path))
     wanted = names.parameters(config)
     _check_stored(path, stored, wanted, config)
@@ -99,7 +101,7 @@ def _assemble(
 
 def _place(view: np.ndarray, sharding: Sharding | None, dtype: Any) -> jax.Array:
     """Copies a mapped view, in its final dtype and layout, to the devices that hold a piece of it."""
-    copy = lambda index: np.array(view[index], dtype, order="C")
+    copy = lambda index: tensor_files.contiguous(view[index], dtype)
     if sharding is None:
         return jax.device_put(copy(...))
     pieces: dict = {}  # replicas share one host copy

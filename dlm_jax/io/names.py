@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dlm_jax.io import tensor_files
 from dlm_jax.models.config import TransformerConfig
 
 Row = tuple[str, str, str]
@@ -101,7 +102,7 @@ class Parameter:
         """Returns one part of the parameter in the stored layout, C-contiguous."""
         order = [letter for letter, _ in itertools.chain(*self.stored)]
         turned = part.transpose([self.axes.index(letter) for letter in order])
-        return np.ascontiguousarray(turned).reshape(self.stored_shape)
+        return tensor_files.contiguous(turned).reshape(self.stored_shape)
 
 
 def parameter(row: Row, sizes: Mapping[str, int]) -> Parameter:

@@ -74,6 +74,12 @@ def test_dtype_is_converted_on_the_way(tmp_path):
                      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, bool])
+def test_parameters_are_floats(saved, dtype):
+    with pytest.raises(ValueError, match="parameters are floats"):
+        dlm_jax.load(saved, dtype=dtype)
+
+
 def test_mixed_stored_dtypes_are_kept(tmp_path):
     model, params = make(dtype=jnp.bfloat16)
     params["final_norm"] = params["final_norm"].astype(jnp.float32)

@@ -130,6 +130,18 @@ def test_folders_without_an_index(tmp_path):
         tensor_files.read_folder(tmp_path)
 
 
+@pytest.mark.parametrize("slab", [1, 100, 10**9])
+@pytest.mark.parametrize("turn", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+def test_copies_of_turned_views(monkeypatch, slab, turn):
+    monkeypatch.setattr(tensor_files, "SLAB", slab)
+    view = DRAW.standard_normal((5, 7, 3)).astype(np.float32).transpose(turn)[1:]
+    copy = tensor_files.contiguous(view, ml_dtypes.bfloat16)
+    assert copy.flags.c_contiguous and copy.flags.writeable and not np.shares_memory(copy, view)
+    np.testing.assert_array_equal(copy, view.astype(ml_dtypes.bfloat16))
+    for odd in (np.float32(3).reshape(()), np.zeros((0, 4)), np.arange(4)[::2]):
+        np.testing.assert_array_equal(tensor_files.contiguous(odd), odd, strict=True)
+
+
 def test_what_the_format_cannot_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match="complex64, which safetensors cannot hold"):
         tensor_files.write_file(tmp_path / "f", pending({"x": np.zeros(2, np.complex64)}))
