@@ -1,5 +1,7 @@
 # Everything sets itself up: `make quickstart` and `make test` work on a machine with Python, pip, gcc and make.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# the first Python that runs and is new enough
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ORACLE ?= $(if $(wildcard ../shared/oracle),../shared/oracle,tests/golden)
@@ -31,6 +33,7 @@ bench: $(VENV)/.installed
 	$(RUN) -m launch.benchmark decode $(ARGS)
 
 $(RUN):
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; install one, or say make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(RUN) install pip; }
 
