@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import Array
+from jax.experimental import multihost_utils
 
 
 @jax.jit
@@ -140,6 +141,8 @@ class Checkpoints:
             self._damaged.mkdir(exist_ok=True)
             number = len(list(self._damaged.iterdir()))
             (self.directory / str(step)).rename(self._damaged / f"{step}.{number}")
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"set aside {step}")
         self._manager.close()
         self._open()
         warnings.warn(

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
@@ -22,7 +23,7 @@ from dlm_jax.io.checkpoints import Checkpoints
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig, differences, plain, to_dict
 from dlm_jax.train.state import merge
-from dlm_jax.train.step import init_state, make_step
+from dlm_jax.train.step import abstract_state, init_state, make_step
 from dlm_jax.types import Params
 
 # a resumed run may change where and how often, never what is computed
@@ -81,36 +82,35 @@ def fit(
     step_fn = make_step(model, config, mesh)
     described = {"model": plain(dataclasses.asdict(model.config)), "train": to_dict(config)}
     run_dir = _claim(Path(run_dir), described, resume)
-    state = init_state(model, params, config, mesh)
     checkpoints = Checkpoints(run_dir / "checkpoints", config.keep)
     with contextlib.ExitStack() as stack:
         stack.callback(checkpoints.close)
-        start = 0
         found = checkpoints.restore_newest(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state),
+            abstract_state(model, params, config, mesh),
             lambda meta: _check_same(meta["config"], described, run_dir))
-        if found is not None:
+        if found is None:
+            start, state = 0, init_state(model, params, config, mesh)
+        else:
             start, state, meta = found
             pipeline.restore(meta["data"])
         report = stack.enter_context(_Report(run_dir, start, config, progress))
-        stop = stack.enter_context(_stop_requests())
+        asked = stack.enter_context(_stop_requests())
         batches = iter(pipeline)
         last = None  # metrics are read one step late, so that the device never waits for the host
         step = start
-        while step < config.steps and not stop():
+        stopping = False
+        while step < config.steps and not stopping:
             batch = _place(next(batches), config, model.config.vocab_size, mesh)
             state, metrics = step_fn(state, batch)
             step += 1
             if last is not None:
                 report.add(*last)
             last = step, metrics
-            if step % config.checkpoint_every == 0 or step == config.steps or stop():
+            stopping = _agreed(asked(), step, config)
+            if step % config.checkpoint_every == 0 or step == config.steps or stopping:
                 report.add(*last)  # a state is saved only after its loss is known to be finite
                 last = None
                 checkpoints.save(step, state, {"config": described, "data": pipeline.state()})
-        if last is not None:
-            report.add(*last)
-            checkpoints.save(step, state, {"config": described, "data": pipeline.state()})
         checkpoints.wait()
     return FitResult(merge(state.trainable, state.frozen), report.history, step, step == config.steps)
 
@@ -140,6 +140,8 @@ def _claim(run_dir: Path, described: dict[str, Any], resume: bool) -> Path:
             _check_same(json.loads(path.read_text()), described, run_dir)
         except json.JSONDecodeError:
             pass  # killed while writing it; checkpoints carry a copy
+    if jax.process_count() > 1:  # nobody writes before all have looked
+        multihost_utils.sync_global_devices("claim")
     if jax.process_index() == 0:
         run_dir.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(described, indent=2) + "\n")
@@ -191,6 +193,13 @@ def _stop_requests() -> Iterator[Any]:
     finally:
         for name in names:
             signal.signal(name, before[name])
+
+
+def _agreed(asked: bool, step: int, config: TrainConfig) -> bool:
+    """Tells whether all processes stop at this step; a signal reaches them at different times."""
+    if jax.process_count() == 1:
+        return asked
+    return step % config.log_every == 0 and bool(multihost_utils.process_allgather(np.asarray(asked)).any())
 
 
 class _Report:

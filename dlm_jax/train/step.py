@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from dlm_jax import objectives
 from dlm_jax.models import build
@@ -37,15 +38,42 @@ def init_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) -> T
     optimizer = optimizers.make(config)
     shardings = sharding.state(model, optimizer, config, mesh)
     trainable, frozen = partition(params, config.trainable)
-    copy = lambda x, where: jax.device_put(x, where, may_alias=False)
-    trainable = jax.tree.map(copy, jax.tree.map(lambda x: x.astype(jnp.float32), trainable), shardings.trainable)
+    trainable = jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
+    trainable = jax.tree.map(_copy, trainable, shardings.trainable)
     return TrainState(
-        step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
-        key=jax.device_put(jax.random.key_data(jax.random.key(config.seed)), shardings.key),
+        step=_copy(np.zeros((), np.int32), shardings.step),
+        key=_copy(np.asarray(jax.random.key_data(jax.random.key(config.seed))), shardings.key),
         trainable=trainable,
-        frozen=jax.tree.map(copy, frozen, shardings.frozen),
+        frozen=jax.tree.map(_copy, frozen, shardings.frozen),
         opt_state=jax.jit(optimizer.init, out_shardings=shardings.opt_state)(trainable),
     )
+
+
+def _copy(x: Any, where: NamedSharding) -> Array:
+    """Returns a copy with another sharding; never the same buffers."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:  # spread over processes
+        return jax.jit(jnp.copy, out_shardings=where)(x)
+    return jax.device_put(x, where, may_alias=False)
+
+
+def abstract_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of what `init_state` makes, without making it.
+
+    Args:
+      model: the module.
+      params: nested dict of arrays or of `jax.ShapeDtypeStruct`.
+      config: the run.
+      mesh: from `sharding.make_mesh`.
+    """
+    optimizer = optimizers.make(config)
+    trainable, frozen = partition(params, config.trainable)
+    trainable = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), trainable)
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    made = TrainState(
+        jax.ShapeDtypeStruct((), jnp.int32), key, trainable, frozen, jax.eval_shape(optimizer.init, trainable))
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        made, sharding.state(model, optimizer, config, mesh))
 
 
 def make_step(model: Any, config: TrainConfig, mesh: Mesh) -> Step:

@@ -1,5 +1,7 @@
 """ReFusion's corruption, arrangement and losses, as properties and on a hand-worked row."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from dlm_jax.objectives import losses, refusion
 MASK = 19
 MODEL = build.build(TransformerConfig(
     vocab_size=20, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8))
-PARAMS = build.init_params(MODEL, jax.random.key(0))
+PARAMS = jax.jit(build.init_params, static_argnums=0)(MODEL, jax.random.key(0))
 
 
 def _batch(B=64, T=40, seed=0):
@@ -149,6 +151,17 @@ def test_weights_of_full_slots_sum_to_one_a_row():
         np.testing.assert_allclose(64 * weight[term].sum(1), np.asarray(slots > 0, np.float32), rtol=1e-5)
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def _loss_and_gradient(params, batch, drawn, config):
+    """What the trainer sees of an explicit corruption."""
+    original = refusion.corrupt
+    try:
+        refusion.corrupt = lambda *_: drawn
+        return jax.value_and_grad(lambda p: refusion.loss(_score(p), batch, jax.random.key(0), config)[0])(params)
+    finally:
+        refusion.corrupt = original
+
+
 @pytest.mark.parametrize("normalisation", refusion.NORMALISATIONS)
 @pytest.mark.parametrize("which", ["all masked", "none masked", "no response"])
 def test_empty_sets_give_finite_loss_and_gradient(normalisation, which):
@@ -157,7 +170,7 @@ def test_empty_sets_give_finite_loss_and_gradient(normalisation, which):
         batch["prompt_length"] = batch["length"]
     drawn = refusion.Corruption(
         jnp.asarray([4, 4]), jnp.ones(2), jnp.full((2, 3), which == "all masked"), jnp.tile(jnp.arange(3), (2, 1)))
-    got = refusion.arrange(batch, drawn, MASK)
+    got = arrange(batch, drawn, MASK)
     nll = jnp.where(got.labels == losses.IGNORE, 0.0, 1.0)
     term = jax.jit(lambda n: refusion.reduce(n, got, drawn, normalisation))(nll)
     empty_ar = which in ("all masked", "no response")
@@ -167,22 +180,16 @@ def test_empty_sets_give_finite_loss_and_gradient(normalisation, which):
         assert (term["ar"] == 0) == empty_ar
     assert (term["mdm"] == 0) == (which in ("none masked", "no response"))
 
-    # what the trainer sees is finite in both
     config = _config(slot_sizes=(4,), masking="released", normalisation=normalisation)
-    original = refusion.corrupt
-    try:
-        refusion.corrupt = lambda *_: drawn
-        value, gradient = jax.value_and_grad(
-            lambda p: refusion.loss(_score(p), batch, jax.random.key(0), config)[0])(PARAMS)
-    finally:
-        refusion.corrupt = original
+    value, gradient = _loss_and_gradient(PARAMS, batch, drawn, config)
     assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
     assert (value == 0) == (which == "no response")
 
 
 def test_lambda_weighs_the_denoising_term():
     batch = _batch(B=8)
-    run = lambda weight: refusion.loss(_score(), batch, jax.random.key(7), _config(mdm_weight=weight))
+    run = lambda weight: jax.jit(lambda p, b: refusion.loss(
+        _score(p), b, jax.random.key(7), _config(mdm_weight=weight)))(PARAMS, batch)
     (one, metrics), (half, _) = run(1.0), run(0.5)
     np.testing.assert_allclose(one - half, 0.5 * metrics["loss_mdm"], rtol=1e-5)
     np.testing.assert_allclose(one, metrics["loss_ar"] + metrics["loss_mdm"], rtol=1e-6)

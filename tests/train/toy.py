@@ -29,10 +29,11 @@ def config(**changes) -> TrainConfig:
 
 
 class Counting:
-    """Batches that depend on nothing but their number."""
+    """Batches that depend on nothing but their number; each process gets its part."""
 
-    def __init__(self, rows: int = 8, length: int = 16, delay: float = 0.0):
+    def __init__(self, rows: int = 8, length: int = 16, delay: float = 0.0, process: int = 0, processes: int = 1):
         self.rows, self.length, self.delay, self.next = rows, length, delay, 0
+        self.mine = slice(process * rows // processes, (process + 1) * rows // processes)
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
         draw = np.random.default_rng(number)
@@ -50,7 +51,7 @@ class Counting:
     def __next__(self):
         time.sleep(self.delay)
         self.next += 1
-        return self.batch(self.next - 1)
+        return {name: rows[self.mine] for name, rows in self.batch(self.next - 1).items()}
 
     def state(self) -> dict:
         return {"next": self.next}

@@ -1,0 +1,62 @@
+"""Compiles a training step for TPUs that are not here, and prints what it needs of each as JSON.
+
+  python -m tests.train.aot_compile v5p:4x4x4 fsdp=16 tensor=4 accumulation=32
+"""
+
+import os
+import sys
+
+for name, value in dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
+                        TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+                        TPU_LOG_DIR="disabled").items():
+    os.environ[name] = value  # before jax is imported
+
+import dataclasses
+import json
+import time
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import Mesh
+
+import configs
+from dlm_jax.models import build
+from dlm_jax.train import sharding, step
+from dlm_jax.train.config import MeshConfig
+
+
+def main(topology: str, *settings: str) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512}
+    sizes |= {name: int(value) for name, value in (setting.split("=") for setting in settings)}
+    experiment = configs.load("refusion:qwen3_8b", ["train.objective.mask_id=151669"])
+    config = dataclasses.replace(
+        experiment.train, batch_size=sizes["batch"], grad_accumulation=sizes["accumulation"],
+        mesh=MeshConfig(**{axis: sizes[axis] for axis in sharding.AXES}))
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    shape = tuple(sizes[axis] for axis in sharding.AXES)
+    mesh = Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), sharding.AXES)
+    model = build.build(experiment.model)
+    params = build.abstract_params(model)
+    state = step.abstract_state(model, params, config, mesh)
+    array = lambda dtype, *shape: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=sharding.rows(mesh))
+    batch = {"tokens": array(np.int32, experiment.length), "loss_mask": array(bool, experiment.length)}
+    batch |= {name: array(np.int32) for name in ("prompt_length", "length", "example_id")}
+    run, start = step.make_step(model, config, mesh), time.time()
+    with sharding.activate(mesh):
+        compiled = run.jitted.lower(state, batch).compile()
+    memory = compiled.memory_analysis()
+    if os.environ.get("DUMP_HLO"):
+        open(os.environ["DUMP_HLO"], "w").write(compiled.as_text())
+    print(json.dumps({
+        "chips": len(devices), "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "seconds": time.time() - start,
+        "arguments_gib": memory.argument_size_in_bytes / 2**30, "temporaries_gib": memory.temp_size_in_bytes / 2**30,
+        "outputs_gib": memory.output_size_in_bytes / 2**30, "aliased_gib": memory.alias_size_in_bytes / 2**30,
+        "peak_gib": getattr(memory, "peak_memory_in_bytes", 0) / 2**30,
+    }))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
