@@ -73,10 +73,10 @@ class Budget:
     heads: int = 4
     kv_heads: int = 2
     vocabulary: int = 2048
-    batch_tokens: int = 4608
+    batch_tokens: int = 2304
     longest: int = 320
-    learning_rates: dict[str, float] = dataclasses.field(default_factory=lambda: {"seed": 3e-3, "refusion": 2e-3})
-    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 1000, "refusion": 1000})
+    learning_rates: dict[str, float] = dataclasses.field(default_factory=lambda: {"seed": 3e-3, "refusion": 3e-3})
+    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 1000, "refusion": 2400})
 
 
 BUDGETS = {
@@ -319,7 +319,7 @@ def answer(system: System, out: Path, model: Any, params: Any, tokenizer: Any, t
 
     def run() -> dict[str, Any]:
         row, answers = runner.evaluate(system.name, system.decoder, model, params, tokenizer, task,
-                                       max_new_tokens=room, batch_size=64, seed=seed)
+                                       max_new_tokens=room, seed=seed)
         tracks = [runner.replay(system.name, system.decoder, model, params, tokenizer, question, max_new_tokens=room,
                                 seed=seed) for question in task.rows[:3 if system.headline else 0]]
         return {"row": {**row, "family": system.family, "label": system.label, "headline": system.headline},
@@ -376,12 +376,12 @@ def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, sou
 def show(results: dict[str, Any]) -> None:
     """Prints the table."""
     table = Table("system")
-    for name in ("accuracy", "tokens / forward", "tokens / s"):
+    for name in ("accuracy", "tokens / forward", "tokens / s", "in batches"):
         table.add_column(name, justify="right")
     for row in results["systems"]:
         rate = row["tokens_per_forward"]
         table.add_row(row["name"], f"{100 * row['accuracy']:.1f} %", f"{rate:.2f}" if rate else "-",
-                      f"{row['tokens_per_second'] or 0:,.0f}")
+                      f"{row['tokens_per_second']:,.0f}", f"{row['tokens_per_second_batched']:,.0f}")
     console.print(table)
 
 

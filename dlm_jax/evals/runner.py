@@ -2,7 +2,8 @@
 
 Tokens are those committed up to and including the end of sequence, never a prompt token, never padding. Tokens
 per forward = tokens / model forwards after prefill (a guide's own forwards are counted apart). Tokens per second
-= the same tokens / device-synchronised wall time, compilation excluded.
+= the same tokens / device-synchronised wall time, compilation excluded; taken twice, one question at a time as
+the papers do, and in batches.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def evaluate(
     task: Task,
     *,
     max_new_tokens: int,
-    batch_size: int = 32,
+    batch_size: int = 64,
+    timed: int = 32,
     seed: int = 0,
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Answers every question of a task with one decoder.
@@ -76,6 +78,7 @@ def evaluate(
       task: the questions and their judge.
       max_new_tokens: room for an answer, tokens.
       batch_size: questions decoded together.
+      timed: questions decoded once more, one at a time, for the speed of a single answer.
       seed: of sampling.
 
     Returns:
@@ -88,8 +91,9 @@ def evaluate(
         api.generate, model, params, decoder=decoder, max_new_tokens=max_new_tokens,
         eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed)
     # the first run of a fresh executable is slow for reasons that are not the decoder's
-    warm = generate(prompts[:batch_size])
+    warm = [generate(prompts[:batch_size]), generate(prompts[:1])]
     out = generate(prompts, batch_size=batch_size)
+    single = generate(prompts[:timed], batch_size=1)
     forwards = out.ledger.after_prefill()
     answers = []
     for i, row in enumerate(task.rows):
@@ -114,9 +118,11 @@ def evaluate(
         "forwards_per_token": _ratio(steps, tokens),
         "forwards": _totals(out.ledger.forwards),
         "positions": _totals(out.ledger.positions),
-        "tokens_per_second": _ratio(tokens, out.seconds["prefill"] + out.seconds["decode"]),
-        "tokens_per_second_after_prefill": _ratio(tokens, out.seconds["decode"]),
-        "seconds": {**out.seconds, "compile": warm.seconds["compile"] + out.seconds["compile"]},
+        "tokens_per_second": _speed(single),
+        "tokens_per_second_batched": _speed(out),
+        "seconds": {"single": _seconds(single), "batched": _seconds(out),
+                    "compile": sum(each.seconds["compile"] for each in (*warm, out, single))},
+        "timed": len(single.tokens),
         "batch_size": batch_size,
         "wall_seconds": time.perf_counter() - start,
     }, answers
@@ -124,6 +130,14 @@ def evaluate(
 
 def _ratio(value: float, by: float) -> float | None:
     return value / by if by else None
+
+
+def _seconds(out: api.Generation) -> dict[str, float]:
+    return {name: out.seconds[name] for name in ("prefill", "decode")}
+
+
+def _speed(out: api.Generation) -> float | None:
+    return _ratio(float(out.ledger.committed.sum()), sum(_seconds(out).values()))
 
 
 def _totals(counts: dict[str, np.ndarray]) -> dict[str, int]:

@@ -12,7 +12,7 @@ def results(text="plain"):
     system = {
         "name": "AR", "family": "AR", "headline": True, "decoder": {"kind": "Autoregressive"}, "accuracy": 0.5, "correct": 1,
         "questions": 2, "unfinished": 0, "tokens": 9, "tokens_per_forward": 1.1, "forwards": {"decode": 8},
-        "positions": {"decode": 8}, "tokens_per_second": 10.0, "seconds": {"prefill": 0.1, "decode": 0.8, "compile": 1.0},
+        "positions": {"decode": 8}, "tokens_per_second": 10.0, "tokens_per_second_batched": 20.0,
         "batch_size": 2}
     frames = [{"forward": 0, "kind": "prefill", "drafts": [], "commits": [[0, text, "autoregressive"], [1, "", "autoregressive"]]}]
     return {

@@ -34,7 +34,7 @@ def model_and_params():
 def test_a_result_row_recounts_the_generation(model_and_params, name):
     model, params = model_and_params
     decoder = DECODERS[name]
-    row, answers = runner.evaluate(name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2)
+    row, answers = runner.evaluate(name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2, timed=3)
     prompts = [tok.encode_prompt(TOKENIZER, r.prompt_messages) for r in ROWS]
     alone = [api.generate(model, params, [p], decoder, max_new_tokens=16, eos_id=1, mask_id=3) for p in prompts]
     assert [a.tokens for a in answers] == [len(out.tokens[0]) for out in alone]
@@ -47,7 +47,12 @@ def test_a_result_row_recounts_the_generation(model_and_params, name):
     assert row["tokens_per_forward"] * row["forwards_per_token"] == pytest.approx(1)
     assert row["accuracy"] * len(ROWS) == row["correct"] == sum(a.right for a in answers)
     assert row["unfinished"] == sum(1 not in out.tokens[0] for out in alone)
-    assert row["tokens_per_second"] < row["tokens_per_second_after_prefill"]
+    assert row["timed"] == 3 and row["seconds"]["single"]["decode"] > 0 < row["seconds"]["batched"]["decode"]
+    batched = row["seconds"]["batched"]
+    assert row["tokens_per_second_batched"] == pytest.approx(row["tokens"] / (batched["prefill"] + batched["decode"]))
+    single = row["seconds"]["single"]
+    assert row["tokens_per_second"] == pytest.approx(
+        sum(a.tokens for a in answers[:3]) / (single["prefill"] + single["decode"]))
     assert row["decoder"]["kind"] == type(decoder).__name__
 
 
