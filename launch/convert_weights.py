@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
     seed = command("to-refusion", "autoregressive Hugging Face directory or hub id -> seed for ReFusion training")
     seed.add_argument("--mask-id", type=int, metavar="ID",
-                      help="id of the mask token, for a directory without a tokenizer; beyond the vocabulary it is added")
+                      help="id of the mask token, where there is no tokenizer; one beyond the vocabulary is added")
     return result
 
 
@@ -136,7 +136,7 @@ def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int
                              f"{config.vocab_size} to add one")
         fresh = mask_id >= config.vocab_size
     if mask_id in ends:
-        raise ValueError(f"id {mask_id} cannot be both the mask token and the end of a sequence; give another --mask-id")
+        raise ValueError(f"id {mask_id} ends sequences and cannot be the mask token too; give another --mask-id")
     return tokenizer, mask_id, fresh
 
 

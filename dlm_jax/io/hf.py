@@ -1,7 +1,7 @@
 """Weights of Hugging Face model directories to parameter trees and back.
 
 Weights go tensor by tensor between mapped safetensors files and device arrays of the target dtype and sharding,
-so that the host never holds more than a tensor beside the result. No pickle is opened and no remote code is run.
+so that the host holds less than two tensors beside the result. No pickle is opened and no remote code is run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dlm_jax.io import folders, names, tensor_files
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.types import Params
 
+
 def load_params(
     path: str | Path, config: TransformerConfig, shardings: Any = None, dtype: Any = None
 ) -> Params:
@@ -37,7 +38,8 @@ def load_params(
       The parameter tree (nested dict, layers stacked).
 
     Raises:
-      ValueError: a dtype that is not a float, no or damaged files, or missing, unknown, misshapen or non-float tensors, each named.
+      ValueError: a dtype that is not a float, no or damaged files, or missing, unknown, misshapen or non-float
+        tensors, each named.
     """
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype = {dtype}: parameters are floats, for instance float32 or bfloat16")

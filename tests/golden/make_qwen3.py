@@ -42,7 +42,8 @@ def array_cases(model) -> dict[str, np.ndarray]:
         "causal": (plain, causal),
         "randpos": (draw.integers(0, 200, (2, LENGTH)), causal),
         "blockmask": (plain, np.broadcast_to(block[:, None] >= block, causal.shape)),
-        "randmask": (draw.integers(0, 200, (2, LENGTH)), (draw.random(causal.shape) < 0.4) | np.eye(LENGTH, dtype=bool)),
+        "randmask": (draw.integers(0, 200, (2, LENGTH)),
+                     (draw.random(causal.shape) < 0.4) | np.eye(LENGTH, dtype=bool)),
     }
     out = {}
     for name, (positions, mask) in cases.items():

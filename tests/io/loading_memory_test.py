@@ -73,5 +73,5 @@ def test_host_memory_stays_under_twice_the_largest_tensor(dtype, where):
                               text=True)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["result"] > 5 * seen["largest"] and seen["grown"] > 0.95 * seen["result"], "the measurement sees nothing"
+    assert seen["result"] > 5 * seen["largest"] and seen["grown"] > 0.95 * seen["result"], "nothing was measured"
     assert seen["above"] < 2 * seen["largest"], seen

@@ -146,7 +146,7 @@ def test_help_teaches_with_examples(capsys):
     (("to-refusion", "SEED", "OUT", "--mask-id", "5"), "mask token '<|mask|>' has id"),
     (("to-refusion", "BARE", "OUT"), "has no tokenizer: --mask-id None"),
     (("to-refusion", "BARE", "OUT", "--mask-id", "-3"), "--mask-id -3 must be"),
-    (("to-refusion", "BARE", "OUT", "--mask-id", "1"), "cannot be both the mask token and the end"),
+    (("to-refusion", "BARE", "OUT", "--mask-id", "1"), "cannot be the mask token too"),
 ])
 def test_bad_input_exits_2_and_leaves_nothing(seed, tmp_path, capsys, args, message):
     model = build.build(tiny_config())
