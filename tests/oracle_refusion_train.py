@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
+from dlm_jax.io import hf, names
 from dlm_jax.models import build
 from dlm_jax.models.config import from_hf
 from dlm_jax.nn import visibility
@@ -18,55 +19,23 @@ from dlm_jax.objectives import losses, refusion
 
 RTOL, GRADIENT_RTOL, ATOL, LOGIT_ATOL, LOGIT_RTOL = 1e-5, 1e-3, 1e-5, 2e-4, 1e-4
 
-_TOP = {"model.embed_tokens.weight": "embed", "lm_head.weight": "lm_head", "model.norm.weight": "final_norm"}
-_LAYER = {
-    "input_layernorm": ("input_norm",),
-    "post_attention_layernorm": ("post_attention_norm",),
-    "self_attn.q_norm": ("attention", "q_norm"),
-    "self_attn.k_norm": ("attention", "k_norm"),
-    **{f"self_attn.{n}_proj": ("attention", f"{n}_proj") for n in "qkvo"},
-    **{f"mlp.{n}_proj": ("mlp", f"{n}_proj") for n in ("gate", "up", "down")},
-}
 
-
-def _place(name: str) -> tuple[tuple[str, ...], int | None]:
-    """Returns the parameter path and the layer of a Hugging Face tensor name."""
-    if name in _TOP:
-        return (_TOP[name],), None
-    layer, rest = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-    return ("layers", *_LAYER[rest]), int(layer)
-
-
-def read_params(path: Path, model) -> dict:
-    """Loads float32 parameters of a safetensors file into the tree of `model`."""
-    params = jax.tree.map(lambda s: np.full(s.shape, np.nan, np.float32), build.abstract_params(model))
-    for name, tensor in load_file(path).items():
-        keys, layer = _place(name)
-        leaf = params
-        for key in keys:
-            leaf = leaf[key]
-        target = leaf if layer is None else leaf[layer]
-        flat = tensor.T if name.endswith("_proj.weight") else tensor
-        target[...] = flat.reshape(target.shape)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params)), f"{path} leaves parameters unset"
-    return jax.tree.map(jnp.asarray, params)
-
-
-def as_hf(tree: dict, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Returns the named tensor of a parameter-shaped tree; in the file's layout where `shape` is given."""
-    keys, layer = _place(name)
-    for key in keys:
-        tree = tree[key]
-    value = np.asarray(tree if layer is None else tree[layer])
-    if shape is None:
-        return value
-    return value.reshape(shape[::-1]).T if name.endswith("_proj.weight") else value.reshape(shape)
+def as_stored(tree: dict, config) -> dict[str, np.ndarray]:
+    """Returns the tensors of a parameter-shaped tree under their checkpoint names and in its layout."""
+    found = {}
+    for parameter in names.parameters(config):
+        whole = tree
+        for key in parameter.path:
+            whole = whole[key]
+        for name, index in zip(parameter.names, np.ndindex(*parameter.lead)):
+            found[name] = parameter.to_stored(np.asarray(whole)[index])
+    return found
 
 
 def explicit(case: dict) -> refusion.Corruption:
     """Builds the corruption that a case spells out."""
     samples = case["samples"]
-    most = max(len(s["slot_masked"]) for s in samples)
+    most = max(1, *(len(s["slot_masked"]) for s in samples))
     masked, rank = np.zeros((len(samples), most), bool), np.zeros((len(samples), most), np.int32)
     for row, sample in enumerate(samples):
         masked[row, : len(sample["slot_masked"])] = sample["slot_masked"]
@@ -152,11 +121,12 @@ def _case(check: _Checker, folder: Path, model, params, case: dict, array) -> No
         check.close(f"{name} {field}", mine, want, RTOL)
         check.close(f"{name} {field} mean", paper["terms"][term_name], np.mean(want), RTOL)
 
+    gradient = as_stored(gradient, model.config)
     for tensor, norm in (case.get("grad_norms") or {}).items():
-        check.close(f"{name} |grad {tensor}|", np.linalg.norm(as_hf(gradient, tensor)), norm, GRADIENT_RTOL)
+        check.close(f"{name} |grad {tensor}|", np.linalg.norm(gradient[tensor]), norm, GRADIENT_RTOL)
     if case.get("grads_file"):
         for tensor, want in load_file(folder / "train" / case["grads_file"]).items():
-            check.close(f"{name} grad {tensor}", as_hf(gradient, tensor, want.shape), want, GRADIENT_RTOL)
+            check.close(f"{name} grad {tensor}", gradient[tensor], want, GRADIENT_RTOL)
 
 
 def run(folder: Path) -> tuple[bool, float, str]:
@@ -170,7 +140,7 @@ def run(folder: Path) -> tuple[bool, float, str]:
     """
     folder = Path(folder)
     model = build.build(from_hf(json.loads((folder / "config.json").read_text())))
-    params = read_params(folder / "model.safetensors", model)
+    params = hf.load_params(folder, model.config, dtype=np.float32)
     cases = json.loads((folder / "train" / "cases.json").read_text())["cases"]
     check = _Checker()
     with np.load(folder / "train" / "cases.npz") as arrays:

@@ -211,8 +211,8 @@ class _Report:
         self._path = run_dir / "metrics.jsonl"
         self.history = self._lines_until(start)
         self._bar = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
-            TextColumn("{task.fields[rate]:,.0f} tokens/s"), TimeRemainingColumn(), disable=not (progress and self._main))
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[rate]} tokens/s"), TimeRemainingColumn(), disable=not (progress and self._main))
         self._start, self._clock, self._tokens = start, None, 0
 
     def _lines_until(self, step: int) -> list[dict[str, float]]:
@@ -232,7 +232,7 @@ class _Report:
             self._events = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=self._start + 1)
         self._bar.start()
         self._task = self._bar.add_task(
-            "train", total=self._config.steps, completed=self._start, loss=math.nan, rate=math.nan)
+            "train", total=self._config.steps, completed=self._start, loss="-", rate="-")
         return self
 
     def __exit__(self, *_) -> None:
@@ -256,11 +256,12 @@ class _Report:
         else:
             self._tokens += values["tokens"]
         elapsed = now - self._clock
-        rate = self._tokens / elapsed if elapsed > 0 else math.nan
-        self._bar.update(self._task, completed=step, loss=values["loss"], rate=rate)
+        rate = self._tokens / elapsed if self._tokens else None
+        shown = "-" if rate is None else f"{rate:,.0f}"
+        self._bar.update(self._task, completed=step, loss=f"{values['loss']:.4f}", rate=shown)
         if step % self._config.log_every and step not in (1, self._config.steps):
             return
-        line = {"step": step} | values | {"tokens_per_second": rate if math.isfinite(rate) else None}
+        line = {"step": step} | values | {"tokens_per_second": rate}
         self.history.append(line)
         if self._main:
             self._file.write(json.dumps(line) + "\n")
