@@ -105,7 +105,7 @@ def run_cache(model, params, tokens, pieces, fields):
         if field == "logits":
             got[field] = jnp.concatenate(logits, axis=1)
         elif match:
-            got[field] = jnp.swapaxes(getattr(cache, match[2])[int(match[1])], 1, 2)  # (B, K, S, H)
+            got[field] = getattr(cache, match[2])[int(match[1])]  # (B, K, S, H)
         else:
             raise ValueError(f"field not covered: {field}")
     return got

@@ -5,4 +5,6 @@ from dlm_jax.decode.autoregressive import Autoregressive
 from dlm_jax.decode.ledger import Ledger
 from dlm_jax.decode.refusion import ReFusion
 
-__all__ = ["Autoregressive", "Event", "Generation", "Ledger", "ReFusion", "generate", "stream"]
+DECODERS = {"autoregressive": Autoregressive, "refusion": ReFusion}  # by the names launchers accept
+
+__all__ = ["DECODERS", "Autoregressive", "Event", "Generation", "Ledger", "ReFusion", "generate", "stream"]

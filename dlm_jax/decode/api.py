@@ -84,6 +84,8 @@ def make_request(
     mask_id: int | None = None,
     seed: int = 0,
     first_row: int = 0,
+    batch: int = 1,
+    prompt_capacity: int = 1,
 ) -> Request:
     """Checks prompts and lays them out in a bucketed batch.
 
@@ -96,6 +98,7 @@ def make_request(
       mask_id: id of the mask token, or None.
       seed: of sampling; row i draws from (seed, first_row + i), whatever batch it is in.
       first_row: number of the first prompt.
+      batch, prompt_capacity: least B and P, so that several batches share a shape.
 
     Returns:
       The request.
@@ -111,7 +114,7 @@ def make_request(
                              "ids: was it made with this model's tokenizer?")
     lengths = np.array([len(r) for r in rows], np.int32)
     limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
-    B, P = bucket(len(rows), least=1), bucket(int(lengths.max()))
+    B, P = bucket(max(len(rows), batch), least=1), bucket(max(int(lengths.max()), prompt_capacity))
     tokens = np.zeros((B, P), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
@@ -196,11 +199,13 @@ def generate(
     if size < 1:
         raise ValueError(f"batch_size = {size}: at least 1")
     parts = []
+    longest = max(len(p) for p in prompts)
     for start in range(0, len(prompts), size):
         rows = slice(start, start + size)
         request = make_request(
             prompts[rows], max_new_tokens=limits[rows], vocab_size=model.config.vocab_size, capacity=capacity,
-            eos_id=eos_id, mask_id=mask_id, seed=seed, first_row=start)
+            eos_id=eos_id, mask_id=mask_id, seed=seed, first_row=start, batch=min(size, len(prompts)),
+            prompt_capacity=longest)
         parts.append(_run(model, params, decoder, request, len(prompts[rows]), int(limits.max()), eos_id))
     return parts[0] if len(parts) == 1 else _join(parts)
 

@@ -57,14 +57,15 @@ class Autoregressive:
         """See `state.Decoder.generation_capacity`."""
         return max_new_tokens
 
-    def _pick(self, score: Scorer, hidden: Array, keys: Array) -> Array:
+    def _pick(self, score: Scorer, request: Request, hidden: Array, index: Array) -> Array:
+        keys = sampling.draw_keys(request.keys, index, index[:, None])
         return sampling.sample(score.head(hidden), keys, self.temperature, self.top_k, self.top_p)[:, 0]
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; the prefill yields the first token."""
         hidden, cache, counts = prefill(score, request)
-        first = self._pick(score, hidden, sampling.fold(request.keys, 0))
         zero = jnp.zeros(request.batch, jnp.int32)
+        first = self._pick(score, request, hidden, zero)
         active = request.max_new_tokens > 0
         canvas = Canvas.empty(request).commit(zero[:, None], active[:, None], first[:, None], AUTOREGRESSIVE, zero)
         done = (first == request.eos_id) | (request.max_new_tokens <= 1)
@@ -86,7 +87,7 @@ class Autoregressive:
             state.cache,
             jnp.where(active, P + newest, S)[:, None],
         )
-        token = self._pick(score, hidden, sampling.fold(request.keys, state.length))
+        token = self._pick(score, request, hidden, state.length)
         counts = state.counts.add(DECODE, active.astype(jnp.int32), active)
         canvas = state.canvas.commit(
             state.length[:, None], active[:, None], token[:, None], AUTOREGRESSIVE, counts.after_prefill())

@@ -34,6 +34,10 @@ class Executables:
     def __len__(self) -> int:
         return len(self._cache)
 
+    def clear(self) -> None:
+        """Forgets every executable and the memory it holds."""
+        self._cache.clear()
+
     def get(self, bind: Bind, model: Any, which: str, arguments: tuple) -> tuple[Any, float]:
         """Returns the executable for these arguments and the seconds spent compiling it now (0 if it was there).
 

@@ -280,7 +280,7 @@ class ReFusion:
             jnp.where(active, P + index, S),
         )
         logits = score.head(hidden)
-        keys = sampling.fold(request.keys, state.counts.after_prefill())
+        keys = sampling.draw_keys(request.keys, state.counts.after_prefill(), index)
         token = sampling.sample(logits, keys, self.temperature)
         total = jax.nn.logsumexp(logits, axis=-1)
         probability = lambda ids: jnp.exp(jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - total)

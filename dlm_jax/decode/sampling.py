@@ -1,4 +1,4 @@
-"""Turning logits into tokens: greedy, temperature, top-k, top-p; one key per row, so rows never interact.
+"""Turning logits into tokens: greedy, temperature, top-k, top-p; a key for every draw, so rows never interact.
 
 Letters: B batch, T positions, V vocabulary.
 """
@@ -46,7 +46,7 @@ def sample(
 
     Args:
       logits: (B, T, V) float32.
-      keys: (B,) PRNG keys, one a row.
+      keys: (B, T) PRNG keys, one a draw.
       temperature: () float32, unitless.
       top_k: () int32 or None (not used); 0 is off.
       top_p: () float32 or None (not used); 1 is off.
@@ -62,17 +62,23 @@ def sample(
             k, p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
             off = (jnp.asarray(k) <= 0) & (jnp.asarray(p) >= 1.0)
             scaled = jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), scaled)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
+        gumbel = lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+        noise = jax.vmap(jax.vmap(gumbel))(keys)
         return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
 
     return jax.lax.cond(jnp.asarray(temperature) > 0, draw, lambda: greedy)
 
 
-def fold(keys: Array, count: Array) -> Array:
-    """Returns each row's key for its own `count`-th draw.
+def draw_keys(keys: Array, forward: Array, index: Array) -> Array:
+    """Returns the key of every draw of a forward; it knows the token's place, not its neighbours or the batch.
 
     Args:
-      keys: (B,) PRNG keys.
-      count: (B,) or () int32.
+      keys: (B,) PRNG keys, one a row.
+      forward: (B,) int32 forwards of the row so far.
+      index: (B, T) int32 generated-token index of each draw.
+
+    Returns:
+      (B, T) PRNG keys.
     """
-    return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(count, keys.shape[:1]))
+    of_forward = jax.vmap(jax.random.fold_in)(keys, forward)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(of_forward, index)

@@ -46,7 +46,8 @@ class BoundScorer:
     def init_cache(self, batch: int, capacity: int) -> kv_cache.KVCache:
         """See `types.Scorer.init_cache`."""
         c = self.model.config
-        return kv_cache.init(c.num_layers, batch, capacity, c.num_kv_heads, c.head_dim, self.dtype)
+        make = lambda layers: kv_cache.init(layers, batch, capacity, c.num_kv_heads, c.head_dim, self.dtype)
+        return make(c.num_layers) if self.model.scan else tuple(make(1) for _ in range(c.num_layers))
 
     def __call__(self, tokens, positions=None, visibility=None) -> Array:
         """See `types.Scorer.__call__`."""
@@ -71,6 +72,26 @@ def build(config: TransformerConfig, *, dtype: Any = None, remat: bool = False) 
 def scorer(model: Transformer, params: Params) -> BoundScorer:
     """Binds parameters to a module; see `types.Scorer`."""
     return BoundScorer(model, params)
+
+
+def unroll(model: Transformer, params: Params) -> tuple[Transformer, Params]:
+    """Returns the same network with every layer a module of its own.
+
+    Worth its longer compile where decoding is bound by reading weights and the compiler cannot slice a stacked
+    parameter in place (XLA on CPU copies each layer's weights in every forward of a scanned stack).
+
+    Args:
+      model: a scanned module.
+      params: its parameters; they are copied.
+
+    Raises:
+      ValueError: the layers are unrolled already.
+    """
+    if not model.scan:
+        raise ValueError("the model's layers are unrolled already")
+    rest = {name: value for name, value in params.items() if name != "layers"}
+    layers = {f"layers_{i}": jax.tree.map(lambda x: x[i], params["layers"]) for i in range(model.config.num_layers)}
+    return dataclasses.replace(model, scan=False), {**rest, **layers}
 
 
 def _init(model: Transformer, key: Array):

@@ -1,7 +1,8 @@
 """The dense stack (Qwen3, Qwen2) as thin Linen modules: they own parameters, `dlm_jax.nn` owns the mathematics.
 
 Letters: B batch, T query tokens, S keys, D width, N query heads, K KV heads, H head dim, F MLP width,
-V vocabulary, L layers. All layers are one scanned module, so a parameter below `layers` has a leading L.
+V vocabulary, L layers. By default all layers are one scanned module, so a parameter below `layers` has a leading L;
+unrolled, they are modules `layers_0`, `layers_1`, ... of their own (`build.unroll`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class Attention(_Owner):
     def __call__(self, x, positions, visibility, cache, layer, slots):
         c = self.config
         D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
-        q = jnp.einsum("btd,dnh->btnh", x, self.weight("q_proj", (D, N, H), ("embed", "heads", None)))
-        k = jnp.einsum("btd,dkh->btkh", x, self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
-        v = jnp.einsum("btd,dkh->btkh", x, self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
+        B, T, _ = x.shape
+        heads = lambda w: (x @ w.reshape(D, -1)).reshape(B, T, *w.shape[1:])  # plain matrix products: no copies
+        q = heads(self.weight("q_proj", (D, N, H), ("embed", "heads", None)))
+        k = heads(self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
+        v = heads(self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
         if c.qkv_bias:
             zeros = nn.initializers.zeros
             q = q + self.weight("q_bias", (N, H), ("heads", None), zeros)
@@ -56,9 +59,9 @@ class Attention(_Owner):
         q, k = apply_rope(q, positions, c.rope_theta), apply_rope(k, positions, c.rope_theta)
         if cache is not None:
             cache = kv_cache.write(cache, layer, slots, k, v)
-            k, v = cache.keys[layer].astype(q.dtype), cache.values[layer].astype(q.dtype)
-        out = attention(q, k, v, visibility)
-        return jnp.einsum("btnh,nhd->btd", out, self.weight("o_proj", (N, H, D), ("heads", None, "embed"))), cache
+            k, v = (x.astype(q.dtype) for x in kv_cache.read(cache, layer))
+        out = attention(q, k, v, visibility).reshape(B, T, N * H)
+        return out @ self.weight("o_proj", (N, H, D), ("heads", None, "embed")).reshape(N * H, D), cache
 
 
 class MLP(_Owner):
@@ -94,9 +97,11 @@ class Transformer(_Owner):
       config: the shape.
       dtype: computation dtype, None for the parameters' own.
       remat: recompute each layer in the backward pass instead of storing its activations.
+      scan: whether the layers are stacked and scanned; it compiles one layer instead of L.
     """
 
     remat: bool = False
+    scan: bool = True
 
     def __call__(self, tokens, positions, visibility, cache=None, slots=None):
         """Returns logits and the cache; touches every parameter, so `init` goes through here."""
@@ -110,6 +115,9 @@ class Transformer(_Owner):
             self.lm_head = self.weight("lm_head", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
         self.final_norm = self.ones("final_norm", c.hidden_size)
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        if not self.scan:
+            self.layers = [block(c, self.dtype) for _ in range(c.num_layers)]
+            return
         self.layers = nn.scan(
             block,
             variable_axes={"params": 0},
@@ -122,8 +130,14 @@ class Transformer(_Owner):
     def hidden(self, tokens, positions, visibility, cache=None, slots=None):
         """Returns (B, T, D) hidden states after the final norm, and the cache; see `types.Scorer.hidden`."""
         x = jnp.take(self.embed, tokens, axis=0)
-        layer = jnp.arange(self.config.num_layers)
-        (x, cache), _ = self.layers((x, cache), layer, positions, visibility, slots)
+        if self.scan:
+            layer = jnp.arange(self.config.num_layers)
+            (x, cache), _ = self.layers((x, cache), layer, positions, visibility, slots)
+        else:
+            caches = [None] * len(self.layers) if cache is None else list(cache)
+            for i, block in enumerate(self.layers):
+                (x, caches[i]), _ = block((x, caches[i]), 0, positions, visibility, slots)
+            cache = None if cache is None else tuple(caches)
         return rms_norm(x, self.final_norm, self.config.rms_norm_eps), cache
 
     def head(self, hidden):

@@ -3,6 +3,9 @@
 An entry's place in the buffer, its logical position and its rank in the visibility rule are three different
 things. Entries may therefore be written in any order and never move: committing a token is a change of rank.
 
+A model whose layers are unrolled keeps one cache of L = 1 for each layer in a tuple; `gather_rows` and `grow` take
+either.
+
 Letters: L layers, B batch, S capacity in entries, T tokens, K KV heads, H head dim.
 """
 
@@ -18,7 +21,11 @@ from jax import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys (after norm and RoPE) and values of every layer, each (L, B, S, K, H)."""
+    """Keys (after norm and RoPE) and values of every layer, each (L, B, K, S, H).
+
+    Heads come before entries: an attention head then reads one contiguous (S, H) matrix, which is what matrix
+    units and TPU tiles want.
+    """
 
     keys: Array
     values: Array
@@ -26,7 +33,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """S, the number of entries a row."""
-        return self.keys.shape[2]
+        return self.keys.shape[3]
 
 
 def init(layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype=jnp.float32) -> KVCache:
@@ -36,7 +43,7 @@ def init(layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, d
       layers, batch, capacity, kv_heads, head_dim: L, B, S, K, H.
       dtype: of keys and values.
     """
-    shape = (layers, batch, capacity, kv_heads, head_dim)
+    shape = (layers, batch, kv_heads, capacity, head_dim)
     return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
@@ -56,8 +63,18 @@ def write(cache: KVCache, layer: Array, slots: Array, keys: Array, values: Array
     row, tokens = jnp.arange(slots.shape[0])[:, None], slots.shape[1]
     # discarded tokens go to different places beyond the end, so that the indices are unique as promised
     slots = jnp.where(slots < cache.capacity, slots, cache.capacity + jnp.arange(tokens))
-    put = lambda old, new: old.at[layer, row, slots].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+    put = lambda old, new: old.at[layer, row, :, slots].set(new.astype(old.dtype), mode="drop", unique_indices=True)
     return KVCache(put(cache.keys, keys), put(cache.values, values))
+
+
+def read(cache: KVCache, layer: Array) -> tuple[Array, Array]:
+    """Returns one layer's keys and values, each (B, S, K, H).
+
+    Args:
+      cache: the cache.
+      layer: () int32 layer index.
+    """
+    return jnp.swapaxes(cache.keys[layer], 1, 2), jnp.swapaxes(cache.values[layer], 1, 2)
 
 
 def append_slots(length: Array, tokens: int, valid: Array | None = None, capacity: int = 2**30) -> Array:
@@ -93,7 +110,7 @@ def gather_rows(cache: KVCache, rows: Array) -> KVCache:
       cache: the cache.
       rows: (R,) int32 row indices.
     """
-    return KVCache(jnp.take(cache.keys, rows, axis=1), jnp.take(cache.values, rows, axis=1))
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache)
 
 
 def grow(cache: KVCache, capacity: int) -> KVCache:
@@ -103,5 +120,5 @@ def grow(cache: KVCache, capacity: int) -> KVCache:
       cache: the cache.
       capacity: new S, at least the present one.
     """
-    extra = [(0, 0), (0, 0), (0, capacity - cache.capacity), (0, 0), (0, 0)]
-    return KVCache(jnp.pad(cache.keys, extra), jnp.pad(cache.values, extra))
+    longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, capacity - x.shape[3]), (0, 0)])
+    return jax.tree.map(longer, cache)

@@ -48,3 +48,14 @@ def test_equal_modules_share_one_compile():
     for _ in range(2):
         jitted(build.build(tiny_config()), params, jnp.zeros((1, 3), jnp.int32))
     assert len(traces) == 1
+
+
+def test_unrolled_layers_are_the_same_network():
+    model = build.build(tiny_config())
+    params = init(model, 3)
+    tokens = jnp.arange(14).reshape(2, 7)
+    unrolled = build.unroll(model, params)
+    assert build.abstract_params(unrolled[0]).keys() == unrolled[1].keys()
+    assert jnp.allclose(build.scorer(model, params)(tokens), build.scorer(*unrolled)(tokens), atol=1e-5)
+    with pytest.raises(ValueError, match="unrolled already"):
+        build.unroll(*unrolled)

@@ -17,7 +17,7 @@ def tokens(draw, count):
 @pytest.mark.parametrize("seed", range(3))
 def test_write_in_any_order_equals_assignment(seed):
     draw = np.random.default_rng(seed)
-    cache, expected = kv.init(L, B, S, K, H), np.zeros((2, L, B, S, K, H), np.float32)
+    cache, expected = kv.init(L, B, S, K, H), np.zeros((2, L, B, K, S, H), np.float32)
     write = jax.jit(kv.write)
     for _ in range(4):
         layer, count = int(draw.integers(L)), 5
@@ -29,7 +29,7 @@ def test_write_in_any_order_equals_assignment(seed):
         for b in range(B):
             for t, slot in enumerate(slots[b]):
                 if slot < S:
-                    expected[:, layer, b, slot] = keys[b, t], values[b, t]
+                    expected[:, layer, b, :, slot] = keys[b, t], values[b, t]
     np.testing.assert_array_equal(cache.keys, expected[0])
     np.testing.assert_array_equal(cache.values, expected[1])
 
@@ -46,7 +46,7 @@ def test_write_stores_in_the_cache_dtype():
     cache = kv.write(kv.init(L, B, S, K, H, jnp.bfloat16), 1, jnp.zeros((B, 1), jnp.int32),
                      *tokens(np.random.default_rng(0), 1))
     assert cache.keys.dtype == cache.values.dtype == jnp.bfloat16
-    assert bool(jnp.any(cache.keys[1, :, 0] != 0))
+    assert bool(jnp.any(cache.keys[1, :, :, 0] != 0))
 
 
 def test_append_slots_follow_each_row_and_skip_padding():
@@ -61,7 +61,7 @@ def test_crop_takes_rank_away_and_keeps_the_rest():
 
 
 def test_gather_rows_repeats_and_reorders():
-    cache = kv.KVCache(*(jnp.arange(L * B * S * K * H, dtype=jnp.float32).reshape(L, B, S, K, H) + i for i in (0, 1)))
+    cache = kv.KVCache(*(jnp.arange(L * B * S * K * H, dtype=jnp.float32).reshape(L, B, K, S, H) + i for i in (0, 1)))
     taken = kv.gather_rows(cache, jnp.array([1, 1, 0]))
     for field in ("keys", "values"):
         np.testing.assert_array_equal(getattr(taken, field), np.asarray(getattr(cache, field))[:, [1, 1, 0]])
@@ -71,5 +71,5 @@ def test_grow_keeps_entries_and_adds_empty_ones():
     cache = kv.write(kv.init(L, B, S, K, H), 2, jnp.arange(S)[None].repeat(B, 0), *tokens(np.random.default_rng(0), S))
     grown = kv.grow(cache, S + 3)
     assert (cache.capacity, grown.capacity) == (S, S + 3)
-    np.testing.assert_array_equal(grown.keys[:, :, :S], cache.keys)
-    np.testing.assert_array_equal(grown.values[:, :, S:], 0.0)
+    np.testing.assert_array_equal(grown.keys[:, :, :, :S], cache.keys)
+    np.testing.assert_array_equal(grown.values[:, :, :, S:], 0.0)

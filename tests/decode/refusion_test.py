@@ -1,0 +1,121 @@
+"""ReFusion against the plain reference beside this file, and its small rules against hand-made cases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax.decode import ReFusion, generate
+from dlm_jax.decode import refusion_rules as rules
+from tests.decode.decode_test import MASK, V, peaked, prompts
+from tests.decode.refusion_reference import Reference
+
+CASES = [
+    dict(k=4, block=16, slot_threshold=0.25, token_threshold=0.15),
+    dict(k=4, block=16, slot_threshold=0.15, token_threshold=0.05),
+    dict(k=2, block=8, slot_threshold=0.3, token_threshold=0.3),
+    dict(k=8, block=8, slot_threshold=0.3, token_threshold=0.1),
+    dict(k=4, block=24, slot_threshold=0.2, token_threshold=0.2, certainty="mean"),
+    dict(k=4, block=12, slot_threshold=0.2, token_threshold=0.25, kv="recompute"),
+    dict(k=4, block=12, slot_threshold=0.2, token_threshold=0.25, completion="redraft"),
+    dict(k=4, block=12, slot_threshold=0.2, token_threshold=0.25, completion="redraft", kv="recompute"),
+    dict(k=4, block=16, slot_threshold=0.9, token_threshold=0.9, confidence_aware=False, slots_per_round=1),
+    dict(k=4, block=16, slot_threshold=0.9, token_threshold=0.9, confidence_aware=False, slots_per_round=3),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(v) for v in c.values()))
+def test_equals_the_plain_reference(case):
+    model, params = peaked(7)
+
+    @jax.jit
+    def forward(tokens, positions, mask):
+        hidden, _ = model.scorer(params).hidden(tokens, positions, mask)
+        return jax.nn.softmax(model.scorer(params).head(hidden), axis=-1)
+
+    def probabilities(tokens, positions, mask):  # padded to one shape, so that it compiles once
+        size, fixed = len(tokens), 96
+        ids, places, seen = np.zeros((1, fixed), int), np.zeros((1, fixed), int), np.eye(fixed, dtype=bool)[None]
+        ids[0, :size], places[0, :size] = tokens, positions
+        seen[0, :size, :size] = mask
+        return np.asarray(forward(jnp.array(ids), jnp.array(places), jnp.array(seen)))[0, :size]
+
+    rows, length = prompts(11, 6), 48 if case["block"] != 16 else 44
+    free = ReFusion(slot_size=case["k"], block_length=case["block"], **{
+        name: value for name, value in case.items() if name not in ("k", "block")})
+    unended = generate(model, params, rows, free, max_new_tokens=length, eos_id=-1)
+    common = int(np.bincount(np.concatenate(unended.tokens)).argmax())
+    for eos in (-1, common):
+        out = generate(model, params, rows, free, max_new_tokens=length, eos_id=eos)
+        for i, row in enumerate(rows):
+            reference = Reference(probabilities, row, length=length, eos=eos, mask=MASK, **case)
+            tokens, calls = reference.run()
+            at = np.flatnonzero(out.committed_at[i] >= 0)
+            assert {int(g): int(out.canvas[i, g]) for g in at} == {g: t for g, t in tokens.items() if g < length}
+            assert {int(g): int(out.origin[i, g]) for g in at} == {
+                g: o for g, o in reference.origin.items() if g < length}
+            assert int(out.ledger.after_prefill()[i]) == calls
+
+
+def test_whole_block_as_one_slot_infills_left_to_right():
+    """With one slot a block, nothing verified and one forward a token, the slot's tail is plain AR decoding."""
+    model, params = peaked(3)
+    decoder = ReFusion(slot_size=8, block_length=8, confidence_aware=False)
+    row = prompts(12, 1)[0]
+    out = generate(model, params, [row], decoder, max_new_tokens=8, eos_id=-1)
+    first = int(out.tokens[0][0])
+    score = model.scorer(params)
+    ids = [*row, first]
+    for token in out.tokens[0][1:]:
+        assert int(jnp.argmax(score(jnp.array([ids]))[0, -1])) == token
+        ids.append(int(token))
+    assert out.ledger.totals() == {"prefill": 1, "denoise": 1, "decode": 7}
+
+
+def test_sampled_drafts_differ_by_seed_and_repeat_by_seed():
+    model, params = peaked(4)
+    decoder = ReFusion(slot_size=4, block_length=16, slot_threshold=0.2, temperature=1.0)
+    rows = prompts(13, 3)
+    draw = lambda seed: np.concatenate(generate(
+        model, params, rows, decoder, max_new_tokens=32, eos_id=-1, seed=seed).tokens)
+    assert (draw(1) == draw(1)).all() and (draw(1) != draw(2)).any()
+
+
+def grid(text: str) -> jnp.ndarray:
+    """'110 100' -> (1, 2, 3) bool."""
+    return jnp.array([[[c == "1" for c in word] for word in text.split()]])
+
+
+def test_rules_by_hand():
+    open_slots = jnp.array([[True, False, True, True]])
+    score = jnp.array([[0.5, 0.9, 0.5, 0.7]])
+    assert rules.choose_confident(score, open_slots, 0.5).tolist() == [[False, False, False, True]]
+    assert rules.choose_confident(score, open_slots, 0.8).tolist() == [[False, False, False, True]]
+    assert rules.choose_top(score, open_slots, 2).tolist() == [[True, False, False, True]]
+
+    chosen = jnp.array([[True, False, True]])
+    run = rules.accepted_run(grid("111 000 101"), chosen)
+    assert (run == grid("111 000 100")).all()
+    assert (rules.slot_runs(grid("011 111 001"), chosen) == grid("111 000 100")).all()
+    assert rules.common_length(grid("111 000 110"), chosen).tolist() == [2]
+    assert (rules.through_first(grid("000 010 100")) == grid("111 110 000")).all()
+
+    # the EOS came in slot 3, the second of the chosen {2, 3}; slots 0, 2, 3, 4 were open
+    four = dict(eos_slot=jnp.array([[False, False, False, True, False]]),
+                open_slots=jnp.array([[True, False, True, True, True]]),
+                chosen=jnp.array([[False, False, True, True, False]]))
+    assert rules.closed_by_eos(**four, by_row=jnp.array([False])).tolist() == [[False, False, False, True, True]]
+    assert rules.closed_by_eos(**four, by_row=jnp.array([True])).tolist() == [[False, False, True, True, True]]
+
+
+def test_every_branch_was_walked():
+    """The random models above are of use only if they reach all kinds of forward."""
+    model, params = peaked(7)
+    out = generate(model, params, prompts(11, 6), ReFusion(
+        slot_size=4, block_length=16, slot_threshold=0.25, token_threshold=0.15), max_new_tokens=44, eos_id=-1)
+    totals = out.ledger.totals()
+    assert totals["denoise"] < totals["verify"] + totals["decode"] and totals["decode"] > 0
+    assert (out.origin == 0).any() and (out.origin == 1).any()
+    order = out.committed_at[:, ::4]
+    assert (np.diff(order, axis=1) < 0).any(), "no slot was decoded out of order"
+    assert V > MASK

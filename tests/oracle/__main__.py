@@ -1,0 +1,78 @@
+"""Runs reference numbers made by other software through this library's public functions.
+
+    python -m tests.oracle ../shared/oracle
+    python -m tests.oracle --jobs 1 some/other/folder
+
+Walks the folder, recognises every case folder by what its files hold (never by its name), prints a line for each
+and `N passed, N failed`; exits 1 if any failed and 2 if there was nothing to run. A kind of folder that no runner
+knows is named as `not covered`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from tests.oracle import recognise  # noqa: E402
+
+
+def run_folder(folder: Path) -> tuple[bool, float, str, float]:
+    """Returns (passed, largest error, detail, seconds) of one case folder; any exception is a failure."""
+    import jax
+
+    cache = Path(__file__).resolve().parents[2] / ".cache" / "jax"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    start = time.perf_counter()
+    try:
+        with jax.default_matmul_precision("highest"):
+            passed, error, detail = recognise.runner(folder)(folder)
+    except Exception as problem:  # a case that breaks the runner has failed; the others still run
+        traceback.print_exc()
+        passed, error, detail = False, float("nan"), f"{type(problem).__name__}: {problem}"
+    return passed, error, detail, time.perf_counter() - start
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs everything below a folder; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.oracle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder that holds case folders, at any depth")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="processes (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        print(f"{options.folder} is not a folder", file=sys.stderr)
+        return 2
+    found = list(recognise.case_folders(options.folder))
+    known = [f for f in found if recognise.runner(f)]
+    if not found:
+        print(f"no case folders (cases.json or *.npz) below {options.folder}", file=sys.stderr)
+        return 2
+    passed = failed = 0
+    name = lambda folder: str(folder.relative_to(options.folder)) if folder != options.folder else folder.name
+    width = max(len(name(f)) for f in found)
+    for folder in found:
+        if folder not in known:
+            print(f"not covered  {name(folder):<{width}}", flush=True)
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max(1, options.jobs), mp_context=spawn) as pool:
+        jobs = {pool.submit(run_folder, folder): folder for folder in known}
+        for job in concurrent.futures.as_completed(jobs):
+            ok, error, detail, seconds = job.result()
+            passed, failed = passed + ok, failed + (not ok)
+            print(f"{'passed' if ok else 'FAILED':<11}  {name(jobs[job]):<{width}}  largest error {error:.1e}  "
+                  f"{seconds:5.1f} s  {detail}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
