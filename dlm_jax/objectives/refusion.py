@@ -4,7 +4,8 @@ Three steps: `corrupt` draws what happens to each response, `arrange` builds the
 nothing else, `reduce` turns token losses into the two terms. Physical order is [prompt, clean slots in random
 order, masked slots in ascending order, padding] under causal attention; every token keeps its logical position.
 
-The last slot of a response may be shorter than the slot size; it counts as a whole slot.
+The last slot of a response may be shorter than the slot size; it counts as a whole slot. A row without a response
+counts as a sample with loss 0.
 
 Two normalisations. "paper" is Eq. 1-2 and averages over samples; an empty set of slots contributes 0.
 "released" is what the authors' code computes: the AR term is one mean over all clean labels of the batch, the

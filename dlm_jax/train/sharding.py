@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import optax
 from flax import traverse_util
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dlm_jax.models import build
@@ -42,7 +43,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       A mesh whose axes are all automatic.
 
     Raises:
-      ValueError: sizes that do not multiply to the number of devices.
+      ValueError: sizes that do not multiply to the number of devices, or replicas that slices do not divide.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {axis: getattr(config, axis) for axis in AXES}
@@ -56,7 +57,18 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         raise ValueError(
             f"mesh {sizes} needs {'a multiple of ' if open_axis else ''}{fixed} devices but there are {len(devices)}; "
             "pick sizes whose product is the number of devices, or -1 for one of them")
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    shape = tuple(sizes.values())
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        # splitting a physical axis lets 16 x 4 lie on a 4 x 4 x 4 torus
+        placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    elif sizes["data"] % slices:
+        raise ValueError(f"mesh.data = {sizes['data']} cannot be split over {slices} slices; pick a multiple of {slices}: "
+                         "only replicas should talk over the network between slices")
+    else:
+        placed = mesh_utils.create_hybrid_device_mesh(
+            (shape[0] // slices, *shape[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def params(model: Any, mesh: Mesh) -> Params:

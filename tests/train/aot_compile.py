@@ -17,8 +17,7 @@ import time
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import Mesh
+from jax.experimental import topologies
 
 import configs
 from dlm_jax.models import build
@@ -28,15 +27,15 @@ from dlm_jax.train.config import MeshConfig
 
 def main(topology: str, *settings: str) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
-    sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512}
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512, "slices": 1}
     sizes |= {name: int(value) for name, value in (setting.split("=") for setting in settings)}
     experiment = configs.load("refusion:qwen3_8b", ["train.objective.mask_id=151669"])
     config = dataclasses.replace(
         experiment.train, batch_size=sizes["batch"], grad_accumulation=sizes["accumulation"],
         mesh=MeshConfig(**{axis: sizes[axis] for axis in sharding.AXES}))
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    shape = tuple(sizes[axis] for axis in sharding.AXES)
-    mesh = Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), sharding.AXES)
+    slices = {} if sizes["slices"] == 1 else {"num_slices": sizes["slices"]}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **slices).devices
+    mesh = sharding.make_mesh(config.mesh, devices)
     model = build.build(experiment.model)
     params = build.abstract_params(model)
     state = step.abstract_state(model, params, config, mesh)

@@ -13,8 +13,40 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALLEST_CHIP_GIB = 15.75  # usable memory of a v5e, the least of the chips in use
 
 
+NEEDS_COMPILER = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install '.[aot]'")
+MESHES = """
+import tests.train.aot_compile
+from jax.experimental import topologies
+from dlm_jax.train import sharding
+from dlm_jax.train.config import MeshConfig
+
+def mesh(name, slices, **sizes):
+    more = {} if slices == 1 else {"num_slices": slices}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
+    return sharding.make_mesh(MeshConfig(**sizes), devices)
+
+assert dict(mesh("v5p:4x4x4", 1, fsdp=16, tensor=4).shape) == dict(data=1, fsdp=16, tensor=4)
+two = mesh("v6e:4x4", 2, data=4, fsdp=-1).devices
+assert two.shape == (4, 8, 1)
+assert all(len({device.slice_index for device in replica.ravel()}) == 1 for replica in two)
+try:
+    mesh("v6e:4x4", 2, data=1, fsdp=-1)
+except ValueError as error:
+    print(error)
+"""
+
+
+@NEEDS_COMPILER
+def test_replicas_never_straddle_slices_of_a_pod():
+    done = subprocess.run([sys.executable, "-c", MESHES], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "mesh.data = 1 cannot be split over 2 slices" in done.stdout
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install '.[aot]'")
+@NEEDS_COMPILER
 def test_refusion_8b_compiles_for_64_chips_and_fits_their_memory():
     # a process of its own: the TPU compiler is configured before jax is imported
     done = subprocess.run(
