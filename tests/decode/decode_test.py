@@ -118,7 +118,7 @@ def test_one_compile_per_bucket(network, name):
     count = len(api.EXECUTABLES)
     knob = {"temperature": 0.5} if name == "greedy" else {"slot_threshold": 0.9, "token_threshold": 0.05,
                                                           "temperature": 0.3}
-    generate(model, params, prompts(5, 4, 3, 12), dataclasses.replace(decoder, **knob), max_new_tokens=24, eos_id=7,
+    generate(model, params, prompts(5, 3, 3, 12), dataclasses.replace(decoder, **knob), max_new_tokens=24, eos_id=7,
              seed=9)
     generate(model, params, prompts(6, 3, 1, 16), decoder, max_new_tokens=[20, 3, 24], eos_id=-1)
     assert len(api.EXECUTABLES) == count
