@@ -65,7 +65,7 @@ class Budget:
       learning_rates, steps: peak rate and optimiser steps by training.
     """
 
-    rows: int = 20_000
+    rows: int = 40_000
     questions: int = 256
     layers: int = 4
     width: int = 128
@@ -76,7 +76,7 @@ class Budget:
     batch_tokens: int = 2304
     longest: int = 320
     learning_rates: dict[str, float] = dataclasses.field(default_factory=lambda: {"seed": 3e-3, "refusion": 3e-3})
-    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 1000, "refusion": 2400})
+    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 1400, "refusion": 2400})
 
 
 BUDGETS = {

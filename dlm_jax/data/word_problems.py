@@ -30,82 +30,104 @@ class Story:
 
     Attributes:
       name: what the story is called in a row's signature.
-      draw: random source -> the numbers named in the texts; `answer` is the result.
+      draw: random source -> the given numbers a, b, c, d.
+      calculations: "left sign right" by the names of numbers; the results are x, y and z, the last is the answer.
       questions: phrasings of the question.
       lines: the worked solution, one calculation a line.
     """
 
     name: str
     draw: Callable[[random.Random], Numbers]
+    calculations: tuple[str, str, str]
     questions: tuple[str, ...]
     lines: tuple[str, ...]
 
 
+# Many calculation chains made of few different calculations: a model cannot learn the chains by heart, and a
+# held-out chain asks for nothing but steps that it has seen.
+
+
 def _gain_and_give(rng: random.Random) -> Numbers:
-    a, b, c = rng.randint(4, 30), rng.randint(2, 9), rng.randint(2, 9)
-    c = min(c, a + b - 1)
-    return dict(a=a, b=b, c=c, x=a + b, answer=a + b - c)
+    a, b, c, d = rng.randint(5, 60), rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 9)
+    return dict(a=a, b=b, c=min(c, a + b - 1), d=d)
 
 
 def _packs(rng: random.Random) -> Numbers:
-    a, b, c = rng.randint(2, 6), rng.randint(2, 6), rng.randint(2, 9)
-    return dict(a=a, b=b, c=c, x=a * b, answer=a * b + c)
+    return dict(a=rng.randint(2, 9), b=rng.randint(2, 9), c=rng.randint(2, 20), d=rng.randint(2, 5))
 
 
-def _spend(rng: random.Random) -> Numbers:
-    a, b = rng.randint(2, 6), rng.randint(2, 6)
-    c = rng.randint(1, min(9, a * b - 1))
-    return dict(a=a, b=b, c=c, x=a * b, answer=a * b - c)
+def _wages(rng: random.Random) -> Numbers:
+    a, b, d = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 20)
+    return dict(a=a, b=b, c=rng.randint(1, min(9, a * b - 1)), d=d)
 
 
 def _together(rng: random.Random) -> Numbers:
-    a, b = rng.randint(2, 12), rng.randint(2, 9)
-    return dict(a=a, b=b, x=a + b, answer=a + b + a)
+    return dict(a=rng.randint(5, 40), b=rng.randint(2, 20), c=rng.randint(2, 9))
 
 
 def _share(rng: random.Random) -> Numbers:
-    c, each = rng.randint(2, 5), rng.randint(2, 6)
+    c, each, d = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 20)
     b = rng.randint(1, min(9, c * each - 1))
-    return dict(a=c * each - b, b=b, c=c, x=c * each, answer=each)
+    return dict(a=c * each - b, b=b, c=c, d=d)
 
 
 STORIES = (
-    Story("gain and give", _gain_and_give, (
-        "{name} has {a} {things}. {Pro} finds {b} more and gives {c} to {other}. How many {things} are left?",
-        "{name} owns {a} {things}, buys {b} more and then loses {c}. How many {things} does {pro} have now?",
+    Story("gain and give", _gain_and_give, ("a+b", "x-c", "y+d"), (
+        "{name} has {a} {things}. {Pro} finds {b} more, gives {c} to {other} and buys {d}. How many {things} does {pro} have?",
+        "{name} owns {a} {things}, gets {b}, loses {c} and finds {d}. How many {things} does {pro} have now?",
     ), (
         "First {name} has {a}+{b}={x} {things}.",
-        "Then {pro} has {x}-{c}={answer} {things}.",
+        "Then {pro} has {x}-{c}={y} {things}.",
+        "At last {pro} has {y}+{d}={z} {things}.",
     )),
-    Story("packs", _packs, (
-        "{name} buys {a} boxes with {b} {things} each. {Pro} already had {c} {things}. How many {things} in all?",
-        "There are {b} {things} in each of {a} bags. {name} adds {c} {things}. How many {things} are there?",
+    Story("packs", _packs, ("a*b", "x+c", "y-d"), (
+        "{name} buys {a} boxes with {b} {things} each. {Pro} had {c} {things} and loses {d}. How many {things} remain?",
+        "There are {b} {things} in each of {a} bags. {name} adds {c} and takes {d}. How many {things} remain?",
     ), (
         "The boxes hold {a}*{b}={x} {things}.",
-        "In all there are {x}+{c}={answer} {things}.",
+        "In all there are {x}+{c}={y} {things}.",
+        "There remain {y}-{d}={z} {things}.",
     )),
-    Story("spend", _spend, (
-        "{name} earns ${a} an hour and works {b} hours. {Pro} spends ${c}. How many dollars are left?",
-        "{name} works {b} hours for ${a} an hour, then pays {other} ${c}. How many dollars does {pro} keep?",
+    Story("wages", _wages, ("a*b", "x-c", "y+d"), (
+        "{name} earns ${a} an hour for {b} hours, spends ${c} and finds ${d}. How many dollars does {pro} have?",
+        "{name} works {b} hours for ${a} an hour, pays {other} ${c} and gets a tip of ${d}. How many dollars are left?",
     ), (
         "{name} earns {a}*{b}={x} dollars.",
-        "Then {pro} has {x}-{c}={answer} dollars left.",
+        "Then {pro} has {x}-{c}={y} dollars.",
+        "At last {pro} has {y}+{d}={z} dollars.",
     )),
-    Story("together", _together, (
-        "{name} has {a} {things}. {other} has {b} more than {name}. How many {things} do they have together?",
-        "{other} found {b} {things} more than {name}, who found {a}. How many {things} did both find?",
+    Story("together", _together, ("a+b", "a+x", "y-c"), (
+        "{name} has {a} {things}. {other} has {b} more than {name}. They give {c} away. How many {things} are left?",
+        "{other} found {b} {things} more than {name}, who found {a}. They lose {c}. How many {things} do both have?",
     ), (
         "{other} has {a}+{b}={x} {things}.",
-        "Both have {a}+{x}={answer} {things}.",
+        "Both have {a}+{x}={y} {things}.",
+        "They keep {y}-{c}={z} {things}.",
     )),
-    Story("share", _share, (
-        "{name} has {a} {things} and gets {b} more. {Pro} shares all among {c} friends. How many does each get?",
-        "{a} {things} and {b} more are shared by {c} friends of {name}. How many {things} for each?",
+    Story("share", _share, ("a+b", "x/c", "y+d"), (
+        "{name} has {a} {things} and gets {b}. {c} friends share them all. Each had {d} {things}. How many does each have?",
+        "{a} {things} and {b} more are shared by {c} friends of {name}, who had {d} each. How many {things} for each?",
     ), (
         "There are {a}+{b}={x} {things}.",
-        "Each friend gets {x}/{c}={answer} {things}.",
+        "Each friend gets {x}/{c}={y} {things}.",
+        "Each friend has {y}+{d}={z} {things}.",
     )),
 )
+
+_SIGNS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
+
+
+def solve(story: Story, numbers: Numbers) -> Numbers:
+    """Returns the numbers with the results x, y and z of the story's calculations.
+
+    Args:
+      story: the kind of problem.
+      numbers: the drawn numbers.
+    """
+    known = dict(numbers)
+    for name, (left, sign, right) in zip("xyz", story.calculations):
+        known[name] = _SIGNS[sign](known[left], known[right])
+    return known
 
 
 def split_of(story: Story, numbers: Numbers) -> str:
@@ -113,7 +135,7 @@ def split_of(story: Story, numbers: Numbers) -> str:
 
     Args:
       story: the kind of problem.
-      numbers: its numbers.
+      numbers: the drawn numbers.
     """
     signature = story.name + "".join(f" {k}={v}" for k, v in sorted(numbers.items()))
     held_out = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:8], "big") % _TEST_SHARE == 0
@@ -125,15 +147,15 @@ def tell(story: Story, numbers: Numbers, rng: random.Random) -> dict[str, str]:
 
     Args:
       story: the kind of problem.
-      numbers: its numbers.
+      numbers: the drawn numbers.
       rng: source of names, things and phrasing.
 
     Returns:
       A row {"question", "answer"}.
     """
     (name, pro), (other, _) = rng.sample(_PEOPLE, 2)
-    words = dict(numbers, name=name, pro=pro, Pro=pro.capitalize(), other=other, things=rng.choice(_THINGS))
-    lines = [*story.lines, "#### {answer}"]
+    words = dict(solve(story, numbers), name=name, pro=pro, Pro=pro.capitalize(), other=other, things=rng.choice(_THINGS))
+    lines = [*story.lines, "#### {z}"]
     return {"question": rng.choice(story.questions).format(**words), "answer": "\n".join(lines).format(**words)}
 
 

@@ -44,7 +44,7 @@ def test_save_and_load_give_the_same_tokenizer(tokenizer, rows, tmp_path):
 
 def test_the_mask_covers_the_answer_and_its_end_only(tokenizer, rows):
     for row in rows[:20]:
-        example = tok.encode_row(tokenizer, row, 100)
+        example = tok.encode_row(tokenizer, row, 160)
         supervised = example["tokens"][example["loss_mask"]]
         assert supervised[-1] == 1 and tokenizer.decode(supervised[:-1]) == row.response
         start, end = int(example["prompt_length"]), int(example["length"])

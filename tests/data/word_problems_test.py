@@ -19,7 +19,7 @@ def test_same_seed_same_rows_and_another_seed_others():
 def test_every_calculation_is_right_and_the_last_one_is_the_answer(split):
     for row in word_problems.generate(400, seed=1, split=split):
         steps = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)", row["answer"])
-        assert len(steps) == 2
+        assert len(steps) == 3
         for left, sign, right, result in steps:
             left, right = int(left), int(right)
             if sign == "/":
@@ -39,7 +39,7 @@ def test_splits_share_no_question_and_no_calculation_chain_whatever_their_seeds(
     for seed in (0, 1):
         questions, sums = chains("test", seed)
         assert not questions & train_questions
-        # every story has its own pair of operations, so equal sums mean equal stories
+        # every story has its own calculations, so equal sums mean equal stories
         assert not sums & train_chains
 
 
