@@ -62,9 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     for folder in found:
         if folder not in known:
             print(f"not covered  {name(folder):<{width}}", flush=True)
+    from tests.oracle.__main__ import run_folder as run  # child processes find it by this name, not by "__main__"
+
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, options.jobs), mp_context=spawn) as pool:
-        jobs = {pool.submit(run_folder, folder): folder for folder in known}
+        jobs = {pool.submit(run, folder): folder for folder in known}
         for job in concurrent.futures.as_completed(jobs):
             ok, error, detail, seconds = job.result()
             passed, failed = passed + ok, failed + (not ok)

@@ -1,4 +1,4 @@
-"""Runs the training cases of a `refusion_*` oracle folder against `dlm_jax.objectives.refusion`."""
+"""Runs the training cases of a ReFusion oracle folder against `dlm_jax.objectives.refusion`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _case(check: _Checker, folder: Path, model, params, case: dict, array) -> No
     for tensor, norm in (case.get("grad_norms") or {}).items():
         check.close(f"{name} |grad {tensor}|", np.linalg.norm(gradient[tensor]), norm, GRADIENT_RTOL)
     if case.get("grads_file"):
-        for tensor, want in load_file(folder / "train" / case["grads_file"]).items():
+        for tensor, want in load_file(folder / case["grads_file"]).items():
             check.close(f"{name} grad {tensor}", gradient[tensor], want, GRADIENT_RTOL)
 
 
@@ -133,17 +133,20 @@ def run(folder: Path) -> tuple[bool, float, str]:
     """Checks every training case of a folder.
 
     Args:
-      folder: a `refusion_*` oracle folder with `config.json`, `model.safetensors` and `train/`.
+      folder: holds `cases.json` and `cases.npz`, beside or below `config.json` and `model.safetensors`; or the
+        folder above it.
 
     Returns:
       Whether all agree, the largest absolute error, and a line naming the counts or the first failures.
     """
     folder = Path(folder)
-    model = build.build(from_hf(json.loads((folder / "config.json").read_text())))
-    params = hf.load_params(folder, model.config, dtype=np.float32)
-    cases = json.loads((folder / "train" / "cases.json").read_text())["cases"]
+    folder = folder / "train" if (folder / "train").is_dir() else folder
+    weights = folder if (folder / "config.json").exists() else folder.parent
+    model = build.build(from_hf(json.loads((weights / "config.json").read_text())))
+    params = hf.load_params(weights, model.config, dtype=np.float32)
+    cases = json.loads((folder / "cases.json").read_text())["cases"]
     check = _Checker()
-    with np.load(folder / "train" / "cases.npz") as arrays:
+    with np.load(folder / "cases.npz") as arrays:
         for case in cases:
             _case(check, folder, model, params, case, lambda field: arrays[f"c{case['index']}__{field}"])
     detail = f"{len(cases)} training cases, {check.checks} checks"
