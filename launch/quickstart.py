@@ -134,8 +134,9 @@ TRAININGS = (
 
 
 def _refusion(tau: float, headline: bool = False) -> System:
-    return System(name=f"ReFusion τ {tau}", label=f"τ {tau}", family="ReFusion", training="refusion", headline=headline,
-                  decoder=decode.ReFusion(slot_size=4, block_length=32, slot_threshold=tau, token_threshold=tau))
+    decoder = decode.ReFusion(slot_size=4, block_length=32, slot_threshold=tau, token_threshold=tau)
+    return System(name=f"ReFusion τ {tau}", label=f"τ {tau}", family="ReFusion", training="refusion", decoder=decoder,
+                  headline=headline)
 
 
 SYSTEMS = (
@@ -364,11 +365,13 @@ def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, sou
     return [
         ["Model", f"{c.family}, {c.num_layers} layers, width {c.hidden_size}, {size / 1e6:.2f} M parameters"],
         ["Rows", f"{source}; {spaced(data['rows'])} to train on"],
-        ["Padding and truncation", f"{100 * data['padding_share']:.0f} % padding, {cut}, {data['empty']} left without an answer"],
+        ["Padding and truncation",
+         f"{100 * data['padding_share']:.0f} % padding, {cut}, {data['empty']} left without an answer"],
         ["Tokenizer", f"byte-level BPE, {spaced(len(tokenizer))} ids, every digit alone"],
         *([t.title, f"{spaced(trained[t.name]['steps'])} steps of {trained[t.name]['batch_size']} rows, "
            f"{trained[t.name]['seconds']:.0f} s"] for t in TRAININGS),
-        ["Software", f"jax {jax.__version__} on {os.cpu_count()} × {jax.default_backend()}, Python {platform.python_version()}"],
+        ["Software", f"jax {jax.__version__} on {os.cpu_count()} × {jax.default_backend()}, "
+                     f"Python {platform.python_version()}"],
         ["Seed", str(seed)],
     ]
 
@@ -448,9 +451,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m launch.quickstart", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="JSONL or JSON file of rows (default: generated word problems)")
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="directory of this run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"),
+                        help="directory of this run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
-    parser.add_argument("--budget", choices=sorted(BUDGETS), default="standard", help="how large the job is (default: %(default)s)")
+    parser.add_argument("--budget", choices=sorted(BUDGETS), default="standard",
+                        help="how large the job is (default: %(default)s)")
     options = parser.parse_args(argv)
     try:
         if options.seed < 0:

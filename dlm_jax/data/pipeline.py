@@ -137,6 +137,7 @@ class Pipeline:
         mine = self._identity()
         other = {name: state.get(name) for name in mine if state.get(name) != mine[name]}
         if other or "step" not in state:
-            raise ValueError(f"the saved data position belongs to {other}, but this pipeline has "
-                             f"{ {name: mine[name] for name in other} }; resume with the same rows, tokenizer and batches")
+            here = {name: mine[name] for name in other}
+            raise ValueError(f"the saved data position belongs to {other}, but this pipeline has {here}; "
+                             "resume with the same rows, tokenizer and batches")
         self._step = int(state["step"])

@@ -73,7 +73,7 @@ def _share(rng: random.Random) -> Numbers:
 
 STORIES = (
     Story("gain and give", _gain_and_give, ("a+b", "x-c", "y+d"), (
-        "{name} has {a} {things}. {Pro} finds {b} more, gives {c} to {other} and buys {d}. How many {things} does {pro} have?",
+        "{name} has {a} {things}. {Pro} finds {b} more, gives {c} to {other} and buys {d}. How many {things} now?",
         "{name} owns {a} {things}, gets {b}, loses {c} and finds {d}. How many {things} does {pro} have now?",
     ), (
         "First {name} has {a}+{b}={x} {things}.",
@@ -105,7 +105,7 @@ STORIES = (
         "They keep {y}-{c}={z} {things}.",
     )),
     Story("share", _share, ("a+b", "x/c", "y+d"), (
-        "{name} has {a} {things} and gets {b}. {c} friends share them all. Each had {d} {things}. How many does each have?",
+        "{name} has {a} {things} and gets {b}. {c} friends share them. Each had {d} {things}. How many does each have?",
         "{a} {things} and {b} more are shared by {c} friends of {name}, who had {d} each. How many {things} for each?",
     ), (
         "There are {a}+{b}={x} {things}.",
@@ -154,7 +154,8 @@ def tell(story: Story, numbers: Numbers, rng: random.Random) -> dict[str, str]:
       A row {"question", "answer"}.
     """
     (name, pro), (other, _) = rng.sample(_PEOPLE, 2)
-    words = dict(solve(story, numbers), name=name, pro=pro, Pro=pro.capitalize(), other=other, things=rng.choice(_THINGS))
+    things = rng.choice(_THINGS)
+    words = dict(solve(story, numbers), name=name, pro=pro, Pro=pro.capitalize(), other=other, things=things)
     lines = [*story.lines, "#### {z}"]
     return {"question": rng.choice(story.questions).format(**words), "answer": "\n".join(lines).format(**words)}
 

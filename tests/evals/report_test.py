@@ -10,11 +10,13 @@ from dlm_jax.evals import report
 
 def results(text="plain"):
     system = {
-        "name": "AR", "family": "AR", "headline": True, "decoder": {"kind": "Autoregressive"}, "accuracy": 0.5, "correct": 1,
+        "name": "AR", "family": "AR", "headline": True, "decoder": {"kind": "Autoregressive"}, "accuracy": 0.5,
+        "correct": 1,
         "questions": 2, "unfinished": 0, "tokens": 9, "tokens_per_forward": 1.1, "forwards": {"decode": 8},
         "positions": {"decode": 8}, "tokens_per_second": 10.0, "tokens_per_second_batched": 20.0,
         "batch_size": 2}
-    frames = [{"forward": 0, "kind": "prefill", "drafts": [], "commits": [[0, text, "autoregressive"], [1, "", "autoregressive"]]}]
+    commits = [[0, text, "autoregressive"], [1, "", "autoregressive"]]
+    frames = [{"forward": 0, "kind": "prefill", "drafts": [], "commits": commits}]
     return {
         "title": text, "task": {"name": text, "metric": "exact match", "questions": 2}, "systems": [system],
         "curves": [{"name": "AR", "family": "AR", "series": {"loss": [[1, 2.0], [2, 1.0]]}}],
@@ -28,7 +30,8 @@ def embedded(page):
     return json.loads(re.search(r"const results = (.*);\n", page).group(1))
 
 
-@pytest.mark.parametrize("text", ["plain", "</script><script>alert(1)</script>", "<!-- \\u003c \u2028 ☃ \" ' $& {}", "/*RESULTS*/null"])
+@pytest.mark.parametrize("text", [
+    "plain", "</script><script>alert(1)</script>", "<!-- \\u003c \u2028 ☃ \" ' $& {}", "/*RESULTS*/null"])
 def test_the_data_comes_through_whatever_the_rows_say(text):
     page = report.render(results(text))
     assert embedded(page) == results(text)

@@ -24,8 +24,9 @@ DECODERS = {
 
 @pytest.fixture(scope="module")
 def model_and_params():
-    config = TransformerConfig(vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2,
-                               num_kv_heads=1, head_dim=16, tie_word_embeddings=True, initializer_range=0.3)
+    config = TransformerConfig(
+        vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1,
+        head_dim=16, tie_word_embeddings=True, initializer_range=0.3)
     model = build.build(config)
     return model, build.init_params(model, jax.random.key(0))
 
@@ -34,7 +35,8 @@ def model_and_params():
 def test_a_result_row_recounts_the_generation(model_and_params, name):
     model, params = model_and_params
     decoder = DECODERS[name]
-    row, answers = runner.evaluate(name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2, timed=3)
+    row, answers = runner.evaluate(
+        name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2, timed=3)
     prompts = [tok.encode_prompt(TOKENIZER, r.prompt_messages) for r in ROWS]
     alone = [api.generate(model, params, [p], decoder, max_new_tokens=16, eos_id=1, mask_id=3) for p in prompts]
     assert [a.tokens for a in answers] == [len(out.tokens[0]) for out in alone]

@@ -8,8 +8,9 @@ from dlm_jax.evals import tasks
 
 
 @pytest.mark.parametrize("left, right, same", [
-    ("18", "18", True), ("18.00", "18", True), ("$1,800.", "1800", True), ("-3", "3", False), ("18 apples", "18", False),
-    ("7%", "7", True), ("yes", "yes", True), ("yes", "no", False), (None, "1", False), ("1", None, False), (None, None, False)])
+    ("18", "18", True), ("18.00", "18", True), ("$1,800.", "1800", True), ("-3", "3", False),
+    ("18 apples", "18", False), ("7%", "7", True), ("yes", "yes", True), ("yes", "no", False), (None, "1", False),
+    ("1", None, False), (None, None, False)])
 def test_same_answer(left, right, same):
     assert tasks.same_answer(left, right) is same
 
