@@ -53,13 +53,17 @@ class Executables:
         if key in self._cache:
             return self._cache[key][0], 0.0
         start = time.perf_counter()
-        function = {"init": _init, "step": _step, "loop": _loop}[which]
-        donate = () if which == "init" else (3,)
-        jitted = jax.jit(lambda *args: function(lambda params: bind(model, params), *args), donate_argnums=donate)
-        executable = jitted.lower(*arguments).compile()
+        executable = jitted(bind, model, which).lower(*arguments).compile()
         seconds = time.perf_counter() - start
         self._cache[key] = (executable, seconds)
         return executable, seconds
+
+
+def jitted(bind: Bind, model: Any, which: str) -> Any:
+    """Returns the jitted "init", "step" or "loop" of a model; the latter two reuse their state's memory."""
+    function = {"init": _init, "step": _step, "loop": _loop}[which]
+    donate = () if which == "init" else (3,)
+    return jax.jit(lambda *args: function(lambda params: bind(model, params), *args), donate_argnums=donate)
 
 
 def _init(score_of, params, decoder, request):

@@ -371,7 +371,8 @@ class ReFusion:
 
         # an EOS ends its slot and drops the chosen slots behind it
         is_eos = draft == request.eos_id
-        settling = refine | infill | rejudge
+        unjudged = plan & (not self.confidence_aware)
+        settling = refine | infill | rejudge | unjudged
         has_eos = jnp.any(tagged & is_eos, axis=-1) & chosen
         survivors = rules.drop_after_eos(chosen, has_eos)
         chosen_then, chosen = chosen, jnp.where(settling[:, None], survivors, chosen)
@@ -391,7 +392,7 @@ class ReFusion:
             queries.index[:, :W], tokens.reshape(B, W), draft.reshape(B, W), origin.reshape(B, W),
             counts.after_prefill())
         # the last token of an infilled slot was predicted but never fed: its key and value are still to come
-        wait = refined & infill
+        wait = refined & (infill | unjudged)
         count = jnp.sum(tokens, axis=-1)
         last = self._window_index(s.block)[..., 0] + count - 1
         pending = jnp.where(wait[:, None] & (count > 0), last, pending)

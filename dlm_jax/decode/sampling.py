@@ -22,15 +22,28 @@ def truncate(logits: Array, top_k: Array | int = 0, top_p: Array | float = 1.0) 
       (..., V) logits, -inf where removed.
     """
     V = logits.shape[-1]
-    ordered = -jnp.sort(-logits, axis=-1)
-    kept = jnp.where(top_k > 0, jnp.minimum(top_k, V), V)
-    by_count = jnp.take_along_axis(ordered, jnp.broadcast_to(kept - 1, (*logits.shape[:-1], 1)), axis=-1)
-    logits = jnp.where(logits >= by_count, logits, -jnp.inf)
-    ordered = jnp.where(ordered >= by_count, ordered, -jnp.inf)
-    mass = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(mass, axis=-1) - mass
-    by_mass = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where((top_p < 1.0) & (logits < by_mass), -jnp.inf, logits)
+    enough = jnp.where(top_k > 0, jnp.minimum(top_k, V), V)
+    logits = _from(logits, lambda kept: jnp.sum(kept, axis=-1) >= enough)
+    mass = jax.nn.softmax(logits, axis=-1)
+    within = _from(logits, lambda kept: jnp.sum(jnp.where(kept, mass, 0.0), axis=-1) >= top_p)
+    return jnp.where(top_p < 1.0, within, logits)
+
+
+def _from(logits: Array, enough) -> Array:
+    """Keeps the logits from the highest threshold on that keeps enough; -inf below it.
+
+    The threshold is built bit by bit over floats in integer order: 32 reductions, where sorting a vocabulary
+    takes the TPU compiler minutes.
+    """
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+    ordered = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
+
+    def settle(i, threshold):
+        higher = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(enough(ordered >= higher[..., None]), higher, threshold)
+
+    threshold = jax.lax.fori_loop(0, 32, settle, jnp.zeros(logits.shape[:-1], jnp.uint32))
+    return jnp.where(ordered >= threshold[..., None], logits, -jnp.inf)
 
 
 def sample(
