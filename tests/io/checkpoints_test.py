@@ -1,5 +1,7 @@
 """Checkpoints: exact on any mesh, and never trusted when damaged."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,13 @@ from dlm_jax.io.checkpoints import Checkpoints, digest
 # orbax leaves coroutines behind when a read fails; they have no effect
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collect():
+    """Lets those coroutines go here, where they are expected, and not in a test that comes later."""
+    yield
+    gc.collect()
 
 
 def _mesh(shape):
