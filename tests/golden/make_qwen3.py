@@ -1,6 +1,6 @@
 """Makes `qwen3_tiny` here with PyTorch's Qwen3: `python tests/golden/make_qwen3.py`, PyTorch installed.
 
-The format is that of `tests/oracle_qwen3.py`; the greedy prompts are those whose every decision has a margin.
+The format is that of `tests/oracle/qwen3.py`; the greedy prompts are those whose every decision has a margin.
 """
 
 import json

@@ -10,7 +10,7 @@ from dlm_jax.models import build
 from dlm_jax.models.transformer import Block
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.norms import rms_norm
-from tests import oracle_qwen3
+from tests.oracle import qwen3
 from tests.conftest import ROOT, random_params, tiny_config
 
 FAMILIES = [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen2", True)]
@@ -33,14 +33,14 @@ def folders():
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda f: f.name)
 def test_reference_numbers(folder):
-    passed, worst, detail = oracle_qwen3.run(folder)
+    passed, worst, detail = qwen3.run(folder)
     assert passed, detail
     assert 0 < worst < 2e-4
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda f: f.name)
 def test_block_causal_rule_gives_the_reference_block_mask(folder):
-    case = oracle_qwen3.read_cases(folder / "cases.npz")["blockmask"]
+    case = qwen3.read_cases(folder / "cases.npz")["blockmask"]
     # a causal prefix of 8 is 8 blocks of one token; then blocks of 4
     block = np.array([i if i < 8 else 8 + (i - 8) // 4 for i in range(case["mask"].shape[-1])])
     rule = vis.block_causal(jnp.asarray(np.broadcast_to(block, case["input_ids"].shape), jnp.int32))
@@ -54,7 +54,7 @@ def test_reference_numbers_catch_a_wrong_model(monkeypatch):
     right = dlm_jax.load(folder)
     wrong = (build.build(right[0].config.replace(rope_theta=3e4)), right[1])
     monkeypatch.setattr(dlm_jax, "load", lambda _: wrong)
-    passed, worst, detail = oracle_qwen3.run(folder)
+    passed, worst, detail = qwen3.run(folder)
     assert not passed and worst > 1e-2 and "causal logits" in detail
 
 

@@ -1,8 +1,9 @@
-"""Runs the array cases of a `qwen3_*`-format folder of reference numbers: logits, and a cache fed in pieces.
+"""Runs a `qwen3_*`-format folder of reference numbers: logits, a cache fed in pieces, greedy decoding.
 
 The format: `config.json`, `model.safetensors`, `cases.json`, and `cases.npz` with keys `<case>__<field>`. A case holds
 `input_ids` and `logits`, and may hold `position_ids` and `mask` (true = may attend; causal where absent). The case
 `cache` holds the logits and final keys and values of the ids of `causal`, fed in pieces of `cache_chunk_sizes`.
+`cases.json` lists `greedy` prompts with the ids they continue to.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dlm_jax
+from dlm_jax.decode import Autoregressive
 from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
 
@@ -56,7 +58,15 @@ def run(folder: Path) -> tuple[bool, float, str]:
                     failed.append(f"{name} {field}: off by {error.max():.3g}")
     if not cases:
         failed.append("no array cases")
-    return not failed, worst, "; ".join(failed) or f"{len(cases)} array cases: {', '.join(cases)}"
+    greedy, ties = facts.get("greedy", []), 0
+    for index, case in enumerate(greedy):
+        if run_greedy(model, params, case) != case["expected_ids"]:
+            # the prompts are not filtered: two logits this close may be told apart by rounding alone
+            near = case["min_top1_top2_logit_gap"] < 1e-3
+            ties += near
+            failed += [] if near else [f"greedy {index}: other ids"]
+    detail = f"{len(cases)} array cases, {len(greedy)} greedy prompts" + (f", {ties} near ties differ" if ties else "")
+    return not failed, worst, "; ".join(failed) or detail
 
 
 def read_cases(file: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -77,6 +87,13 @@ def run_forward(model, params, fields):
     mask = fields.get("mask")
     return dlm_jax.forward(model, params, fields["input_ids"], fields.get("position_ids"),
                            None if mask is None else mask[:, 0])
+
+
+def run_greedy(model, params, case):
+    """Returns prompt and greedy continuation of one case."""
+    out = dlm_jax.generate(model, params, [case["prompt"]], Autoregressive(), max_new_tokens=case["max_new_tokens"],
+                           eos_id=case["eos_id"])
+    return [*case["prompt"], *out.tokens[0].tolist()]
 
 
 def run_cache(model, params, tokens, pieces, fields):
