@@ -111,7 +111,7 @@ def init_params(model: Transformer, key: Array) -> Params:
 
 def abstract_params(model: Transformer) -> Params:
     """Returns the parameters' shapes and dtypes (`jax.ShapeDtypeStruct`) without making them."""
-    return nn.meta.unbox(jax.eval_shape(lambda: _init(model, jax.random.key(0))))
+    return jax.eval_shape(lambda: nn.meta.unbox(_init(model, jax.random.key(0))))
 
 
 def logical_axes(model: Transformer) -> Params:
