@@ -133,7 +133,7 @@ def unit_lower_inverse(a: jax.Array, size: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _inverse_vjp(a, size):
+def inverse_with_gradient(a, size):
     return unit_lower_inverse(a, size)
 
 
@@ -147,7 +147,7 @@ def _inverse_bwd(size, inverse, ct):
     return (-_product(left, inverse, (1, 1), inverse.dtype),)
 
 
-_inverse_vjp.defvjp(_inverse_fwd, _inverse_bwd)
+inverse_with_gradient.defvjp(_inverse_fwd, _inverse_bwd)
 
 
 def _column(row_vector, eye):
@@ -181,7 +181,7 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
     Returns:
       outputs (C, F), noisy outputs per view (C, F), next state (E, F), all in the accumulation dtype.
     """
-    product, invert, sum_later = ((_product_vjp, _inverse_vjp, _sum_later_vjp) if differentiable
+    product, invert, sum_later = ((_product_vjp, inverse_with_gradient, _sum_later_vjp) if differentiable
                                   else (_product, unit_lower_inverse, _sum_later))
     mul = lambda a, b, contract=(1, 0): product(a, b, contract, plan.operand_dtype)
     size, acc, block = clean.q.shape[0], state.dtype, plan.block_size

@@ -1,0 +1,2 @@
+"""placeholder"""
+forward = backward = None
