@@ -1,0 +1,1 @@
+forward = backward = None
