@@ -15,7 +15,8 @@ from pallas_kernels.attention import blocked_xla, flash_gpu, flash_tpu
 from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.tiles import pad_mask
 
-_PACKED_ROWS = 512   # up to this many (query, head of a group) pairs share one tile: the decode form
+_PACKED_ROWS = 512   # up to this many (query, head) pairs share one tile: the decode form
+_PACKED_HEADS = 8    # that form scores every query head against every key head, which only pays while reading the cache dominates
 
 
 class _Call(NamedTuple):
@@ -25,10 +26,20 @@ class _Call(NamedTuple):
     scale: float
     block_q: int
     block_k: int
+    packed: tuple[int, int]   # (N, K) when heads were folded into the row axes, else (1, 1)
 
 
 def _grouped(q, keys):
     return q.reshape(q.shape[0], keys, q.shape[1] // keys, *q.shape[2:])
+
+
+def _heads(call: _Call, q, k):
+    """Key head of each row in the decode form, whose rows are (token, head) pairs; padding rows match nothing visible anyway."""
+    if call.packed == (1, 1):
+        return None
+    heads, keys = call.packed
+    number = lambda rows, n: jax.lax.rem(jnp.arange(rows, dtype=jnp.int32), jnp.full((rows,), n, jnp.int32))
+    return flash_tpu.Heads(number(q.shape[2], heads) // (heads // keys), number(k.shape[2], keys))
 
 
 def _run_forward(call: _Call, q, k, v, mask):
@@ -39,7 +50,7 @@ def _run_forward(call: _Call, q, k, v, mask):
         return out.reshape(q.shape), lse.reshape(*q.shape[:2], 1, q.shape[2])
     if call.backend == "gpu":
         return flash_gpu.forward(q, k, v, *args)
-    return flash_tpu.forward(q, k, v, *args, interpret=call.backend == "interpret")
+    return flash_tpu.forward(q, k, v, *args, _heads(call, q, k), interpret=call.backend == "interpret")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -62,7 +73,7 @@ def _attend_bwd(call, residuals, d_out):
         return dq.reshape(q.shape), dk, dv, None
     if call.backend == "gpu":
         return (*flash_gpu.backward(q, k, v, *args, lse, delta, d_out), None)
-    return (*flash_tpu.backward(q, k, v, *args, lse, delta, d_out, interpret=call.backend == "interpret"), None)
+    return (*flash_tpu.backward(q, k, v, *args, lse, delta, d_out, _heads(call, q, k), interpret=call.backend == "interpret"), None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -108,17 +119,20 @@ def _round(n: int, multiple: int) -> int:
 
 def _default_blocks(queries: int, keys: int, backend: str) -> tuple[int, int]:
     """Tile edges: 512 amortises a grid step on TPU; the GPU kernel holds its tiles in registers; short axes take one tile."""
-    most = 64 if backend == "gpu" else 512
-    block_q = min(most, _round(queries, 128)) if queries >= 128 else _round(queries, 16)
-    return block_q, min(most, _round(keys, 128))
+    if backend == "gpu":
+        return 64, 64
+    block_q = min(512, _round(queries, 128)) if queries >= 128 else _round(queries, 16)
+    # an edge that divides the keys spares a padded copy of a long cache
+    block_k = max((b for b in (512, 384, 256, 128) if keys % b == 0), default=min(512, _round(keys, 128)))
+    return block_q, block_k
 
 
 def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scale: float | None = None, backend: str | None = None,
                          block_q: int | None = None, block_k: int | None = None) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
 
-    A few queries against many keys take the decode form: the query heads of a group share one tile, and only key tiles with
-    something visible, such as the valid prefix of a cache row, are read.
+    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of it only key
+    tiles with something visible, such as the valid prefix of each row.
 
     Args:
       q: (B, T, N, H) float32 or bfloat16 (float64 with the XLA form).
@@ -135,25 +149,27 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     """
     _check(q, k, v, mask)
     batch, queries, heads, width = q.shape
-    keys, group = k.shape[1], heads // k.shape[2]
+    key_heads = k.shape[2]
     for name, value in (("block_q", block_q), ("block_k", block_k)):
         if value is not None and (value < 16 or value % 16):
             raise ValueError(f"{name}={value}; expected a multiple of 16 (of 128 on TPU), or None.")
     chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q))
     mask = Mask(*(jnp.broadcast_to(jnp.asarray(getattr(mask, f), jnp.int32), (batch, getattr(mask, f).shape[1]))
                   for f in Mask._fields))
-    pack = chosen != "xla" and group > 1 and group * queries <= _PACKED_ROWS
-    q = jnp.moveaxis(q, 2, 1)
-    if pack:
-        # rows of one tile: (head in group, query); each head repeats the queries' metadata
-        q = q.reshape(batch, heads // group, group * queries, width)
-        mask = Mask(*(jnp.tile(a, (1, group)) for a in mask[:4]), *mask[4:])
-    default_q, default_k = _default_blocks(q.shape[2], keys, chosen)
+    packed = chosen in ("tpu", "interpret") and heads * queries <= _PACKED_ROWS and heads > 1 and k.shape[2] <= _PACKED_HEADS
+    if packed:
+        # rows are (token, head) pairs: plain reshapes, so a long cache is neither transposed nor copied
+        q = q.reshape(batch, 1, queries * heads, width)
+        k, v = (a.reshape(batch, 1, -1, width) for a in (k, v))
+        mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]), *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
+    else:
+        q, k, v = (jnp.moveaxis(a, 2, 1) for a in (q, k, v))
+    default_q, default_k = _default_blocks(q.shape[2], k.shape[2], chosen)
     block_q, block_k = default_q if block_q is None else block_q, default_k if block_k is None else block_k
-    padded_q, padded_k = _round(q.shape[2], block_q), _round(keys, block_k)
+    padded_q, padded_k = _round(q.shape[2], block_q), _round(k.shape[2], block_k)
     pad = lambda a, n: jnp.pad(a, ((0, 0), (0, 0), (0, n - a.shape[2]), (0, 0)))
     scale = width ** -0.5 if scale is None else float(scale)
-    out = _attend(_Call(chosen, scale, block_q, block_k), pad(q, padded_q), pad(jnp.moveaxis(k, 2, 1), padded_k),
-                  pad(jnp.moveaxis(v, 2, 1), padded_k), pad_mask(mask, padded_q, padded_k))
-    out = out[:, :, :queries * (group if pack else 1)].reshape(batch, heads, queries, width)
-    return jnp.moveaxis(out, 1, 2)
+    call = _Call(chosen, scale, block_q, block_k, (heads, key_heads) if packed else (1, 1))
+    rows = q.shape[2]
+    out = _attend(call, pad(q, padded_q), pad(k, padded_k), pad(v, padded_k), pad_mask(mask, padded_q, padded_k))[:, :, :rows]
+    return out.reshape(batch, queries, heads, width) if packed else jnp.moveaxis(out, 1, 2)

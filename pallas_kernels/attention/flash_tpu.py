@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,24 +31,39 @@ def _dot(a, b, contract):
                            preferred_element_type=jnp.float32)
 
 
-def pack_metadata(mask: Mask) -> tuple[jax.Array, jax.Array]:
-    """(B, 8, T) and (B, 8, S) int32: floor, limit, group, order and rank, group, order in the first rows."""
-    rows = lambda parts: jnp.stack([*parts] + [jnp.zeros_like(parts[0])] * (8 - len(parts)), 1)
-    return rows(mask[:4]), rows(mask[4:])
+class Heads(NamedTuple):
+    """Key head of every query row and of every key row, (T,) and (S,) int32, when heads share the row axes."""
+
+    q: jax.Array
+    k: jax.Array
 
 
-def _rule(floor, limit, group_q, order_q, rank, group_k, order_k):
-    ranked = (floor <= rank) & (rank <= limit)
-    return ranked | ((group_q == group_k) & (group_k >= 0) & (order_k <= order_q))
+def pack_metadata(mask: Mask, heads: Heads | None = None) -> tuple[jax.Array, jax.Array]:
+    """(B, 8, T) and (B, 8, S) int32: floor, limit, group, order, head and rank, group, order, head in the first rows."""
+    def rows(parts, head):
+        zero = jnp.zeros_like(parts[0])
+        head = zero if head is None else jnp.broadcast_to(head, zero.shape)
+        return jnp.stack([*parts, head] + [zero] * (7 - len(parts)), 1)
+    return rows(mask[:4], None if heads is None else heads.q), rows(mask[4:], None if heads is None else heads.k)
 
 
-def _tile_visible(meta_q, meta_k, keys_first):
-    """Visibility of a tile from its packed metadata: (Q, X), or (X, Q) when keys_first."""
+def _tile_visible(meta_q, meta_k, keys_first, ruled, mixed):
+    """Visibility of a tile from its packed metadata: (Q, X), or (X, Q) when keys_first.
+
+    ruled: apply the visibility rule; mixed: rows of several heads share the tile and see only their own key head.
+    """
     if keys_first:
         k, q = meta_k.T, meta_q
-        return _rule(q[0:1], q[1:2], q[2:3], q[3:4], k[:, 0:1], k[:, 1:2], k[:, 2:3])
-    q, k = meta_q.T, meta_k
-    return _rule(q[:, 0:1], q[:, 1:2], q[:, 2:3], q[:, 3:4], k[0:1], k[1:2], k[2:3])
+        q_row, k_row = (lambda r: q[r:r + 1]), (lambda r: k[:, r:r + 1])
+    else:
+        q, k = meta_q.T, meta_k
+        q_row, k_row = (lambda r: q[:, r:r + 1]), (lambda r: k[r:r + 1])
+    own = (q_row(4) == k_row(3)) if mixed else None
+    if not ruled:
+        return own
+    ranked = (q_row(0) <= k_row(0)) & (k_row(0) <= q_row(1))
+    seen = ranked | ((q_row(2) == k_row(1)) & (k_row(1) >= 0) & (k_row(2) <= q_row(3)))
+    return seen & own if mixed else seen
 
 
 def _divide(index, size: int):
@@ -61,7 +77,7 @@ def _decode(tiles_ref):
     return (entry >> 2) & 3, (entry & 2) == 2, (entry & 1) == 1
 
 
-def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, acc, *, scale):
+def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, acc, *, scale, mixed):
     kind, first, last = _decode(tiles)
 
     @pl.when(first)
@@ -70,10 +86,11 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
         total[...] = jnp.zeros_like(total)
         acc[...] = jnp.zeros_like(acc)
 
-    def visit(masked):
+    def visit(ruled):
+        masked = ruled or mixed
         scores = _dot(q[...], k[...], (1, 1)) * scale
         if masked:
-            scores = jnp.where(_tile_visible(meta_q[...], meta_k[...], False), scores, _NEG)
+            scores = jnp.where(_tile_visible(meta_q[...], meta_k[...], False, ruled, mixed), scores, _NEG)
         old = top[:, :1]
         new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.exp(scores - new)
@@ -97,11 +114,11 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
         lse[...] = jnp.broadcast_to(column, top.shape).T[0:1, :]
 
 
-def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, masked):
+def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed):
     """(X, Q) weights and score cotangents of one tile."""
     scores = _dot(k[...], q[...], (1, 1)) * scale
-    if masked:
-        seen = _tile_visible(meta_q[...], meta_k[...], True)
+    if ruled or mixed:
+        seen = _tile_visible(meta_q[...], meta_k[...], True, ruled, mixed)
         weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - lse[...], 0.0)), 0.0)
     else:
         weights = jnp.exp(scores - lse[...])
@@ -109,15 +126,15 @@ def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, masked):
     return weights, weights * (d_weights - delta[...]) * scale
 
 
-def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dq, acc, *, scale):
+def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dq, acc, *, scale, mixed):
     kind, first, last = _decode(tiles)
 
     @pl.when(first)
     def _():
         acc[...] = jnp.zeros_like(acc)
 
-    def visit(masked):
-        _, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, masked)
+    def visit(ruled):
+        _, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed)
         acc[...] += _dot(d_scores.astype(k.dtype), k[...], (0, 0))
 
     pl.when(kind == FULL)(lambda: visit(False))
@@ -128,7 +145,7 @@ def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_o
         dq[...] = acc[...].astype(dq.dtype)
 
 
-def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, scale, group):
+def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, scale, mixed, group):
     kind, first, last = _decode(tiles)
     member = pl.program_id(2)     # query head inside the key head's group
 
@@ -137,8 +154,8 @@ def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out
         acc_k[...] = jnp.zeros_like(acc_k)
         acc_v[...] = jnp.zeros_like(acc_v)
 
-    def visit(masked):
-        weights, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, masked)
+    def visit(ruled):
+        weights, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed)
         acc_v[...] += _dot(weights.astype(d_out.dtype), d_out[...], (1, 0))
         acc_k[...] += _dot(d_scores.astype(q.dtype), q[...], (1, 0))
 
@@ -194,7 +211,7 @@ def _call(kernel, grid, in_specs, out_specs, out_shape, scratch, name, interpret
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics))
 
 
-def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, interpret=False):
+def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, heads: Heads | None = None, interpret=False):
     """Forward pass over padded arrays.
 
     Args:
@@ -203,46 +220,48 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, inter
       mask: padded metadata.
       scale: factor of the scores.
       block_q, block_k: tile edges; multiples of 128, or the whole axis.
+      heads: key heads of rows when several heads share the row axes (N = K = 1), or None.
       interpret: False, True or a `pltpu.InterpretParams`.
     Returns:
       out like q; log-sum-exp of the scores (B, N, 1, T) float32, +1e30 where a query sees nothing.
     """
-    batch, heads, queries, width = q.shape
+    batch, count, queries, width = q.shape
     classes = tile_classes(mask, block_q, block_k)
     work = work_list(classes)
-    maps = _maps(queries // block_q, heads // k.shape[1], True, False)
+    maps = _maps(queries // block_q, count // k.shape[1], True, False)
     in_specs, q_spec, _, row_spec = _in_specs(maps, block_q, block_k, width, False)
     scratch = [pltpu.VMEM((block_q, _LANES), jnp.float32)] * 2 + [pltpu.VMEM((block_q, width), jnp.float32)]
-    out_shape = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32))
-    return _call(functools.partial(_forward_kernel, scale=scale), (heads, work.count), in_specs, (q_spec, row_spec), out_shape,
-                 scratch, "block_mask_attention_forward", interpret, 4 * batch * heads * queries * k.shape[2] * width)(
-                     work.rows, work.tiles, q, k, v, *pack_metadata(mask))
+    out_shape = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, count, 1, queries), jnp.float32))
+    return _call(functools.partial(_forward_kernel, scale=scale, mixed=heads is not None), (count, work.count), in_specs, (q_spec, row_spec), out_shape,
+                 scratch, "block_mask_attention_forward", interpret, 4 * batch * count * queries * k.shape[2] * width)(
+                     work.rows, work.tiles, q, k, v, *pack_metadata(mask, heads))
 
 
-def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
+def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse, delta, d_out, heads: Heads | None = None,
+             interpret=False):
     """Backward pass: one kernel for dq over query rows of tiles, one for dk and dv over key rows.
 
     Args:
-      q, k, v, mask, scale, block_q, block_k, interpret: as for `forward`.
+      q, k, v, mask, scale, block_q, block_k, heads, interpret: as for `forward`.
       lse: (B, N, 1, T) float32 from `forward`.
       delta: (B, N, 1, T) float32, row sums of out * d_out.
       d_out: (B, N, T, H).
     Returns:
       dq, dk, dv like q, k, v.
     """
-    batch, heads, queries, width = q.shape
-    keys, group = k.shape[1], heads // k.shape[1]
+    batch, count, queries, width = q.shape
+    keys, group = k.shape[1], count // k.shape[1]
     classes = tile_classes(mask, block_q, block_k)
-    inputs = (q, k, v, *pack_metadata(mask), lse, delta, d_out)
-    flops = 2 * batch * heads * queries * k.shape[2] * width
+    inputs = (q, k, v, *pack_metadata(mask, heads), lse, delta, d_out)
+    flops = 2 * batch * count * queries * k.shape[2] * width
     work = work_list(classes)
     in_specs, q_spec, _, _ = _in_specs(_maps(queries // block_q, group, True, False), block_q, block_k, width, True)
-    dq = _call(functools.partial(_query_gradient_kernel, scale=scale), (heads, work.count), in_specs, q_spec,
+    dq = _call(functools.partial(_query_gradient_kernel, scale=scale, mixed=heads is not None), (count, work.count), in_specs, q_spec,
                jax.ShapeDtypeStruct(q.shape, q.dtype), [pltpu.VMEM((block_q, width), jnp.float32)],
                "block_mask_attention_dq", interpret, 3 * flops)(work.rows, work.tiles, *inputs)
     work = work_list(jnp.swapaxes(classes, 1, 2))
     in_specs, _, k_spec, _ = _in_specs(_maps(k.shape[2] // block_k, group, False, True), block_q, block_k, width, True)
-    dk, dv = _call(functools.partial(_key_gradient_kernel, scale=scale, group=group), (keys, work.count, group), in_specs,
+    dk, dv = _call(functools.partial(_key_gradient_kernel, scale=scale, mixed=heads is not None, group=group), (keys, work.count, group), in_specs,
                    (k_spec, k_spec), (jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
                    [pltpu.VMEM((block_k, width), jnp.float32)] * 2, "block_mask_attention_dkv", interpret, 4 * flops)(
                        work.rows, work.tiles, *inputs)
