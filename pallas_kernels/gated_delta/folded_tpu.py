@@ -16,15 +16,15 @@ from pallas_kernels.gated_delta.chunk import ChunkStream, Plan, chunk_backward, 
 from pallas_kernels.gated_delta.streams import Stream
 
 
-def _head_major(stream: Stream, axis: int, chunk: int) -> ChunkStream:
+def head_major(stream: Stream, axis: int, chunk: int) -> ChunkStream:
     """Token-major arrays to head-major, gates as one (1, C) row per chunk."""
     move = lambda a: jnp.moveaxis(a, axis + 1, axis)
     rows = lambda a: (lambda m: m.reshape(*m.shape[:axis + 1], -1, 1, chunk))(move(a))
     return ChunkStream(move(stream.q), move(stream.k), move(stream.v), rows(stream.g), rows(stream.beta))
 
 
-def _token_major(heads: ChunkStream, like: Stream, axis: int) -> Stream:
-    """Inverse of `_head_major` for cotangents; those of shared key heads are summed over their value heads."""
+def token_major(heads: ChunkStream, like: Stream, axis: int) -> Stream:
+    """Inverse of `head_major` for cotangents; those of shared key heads are summed over their value heads."""
     keys = like.q.shape[axis + 1]
 
     def key(a):
@@ -103,7 +103,7 @@ def _params(interpret):
         dimension_semantics=("parallel", "parallel", "arbitrary"))}
 
 
-def _start_rows(starts, chunk):
+def chunk_rows(starts, chunk):
     """(B, T) document starts to (B, N, 1, C), relative to each chunk's first token."""
     rows = starts.reshape(starts.shape[0], -1, 1, chunk)
     return rows - (jnp.arange(rows.shape[1], dtype=jnp.int32) * chunk)[None, :, None, None]
@@ -124,8 +124,8 @@ def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, st
     batch, tokens, heads, width = clean.v.shape
     ratio, chunks, views = heads // clean.q.shape[2], tokens // chunk_size, 0 if noisy is None else noisy.q.shape[1]
     order = lambda c: c
-    c_in, n_in = _head_major(clean, 1, chunk_size), None if noisy is None else _head_major(noisy, 2, chunk_size)
-    s_in = None if starts is None else _start_rows(starts, chunk_size)
+    c_in, n_in = head_major(clean, 1, chunk_size), None if noisy is None else head_major(noisy, 2, chunk_size)
+    s_in = None if starts is None else chunk_rows(starts, chunk_size)
     per_head = pl.BlockSpec((None, None, *state.shape[2:]), lambda b, h, c: (b, h, 0, 0))
     c_spec = _specs(c_in, ratio, chunk_size, 0, order)
     n_spec = None if noisy is None else _specs(n_in, ratio, chunk_size, views, order)
@@ -153,8 +153,8 @@ def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, s
     batch, tokens, heads, width = clean.v.shape
     ratio, chunks, views = heads // clean.q.shape[2], tokens // chunk_size, 0 if noisy is None else noisy.q.shape[1]
     order = lambda c: chunks - 1 - c
-    c_in, n_in = _head_major(clean, 1, chunk_size), None if noisy is None else _head_major(noisy, 2, chunk_size)
-    s_in = None if starts is None else _start_rows(starts, chunk_size)
+    c_in, n_in = head_major(clean, 1, chunk_size), None if noisy is None else head_major(noisy, 2, chunk_size)
+    s_in = None if starts is None else chunk_rows(starts, chunk_size)
     per_head = pl.BlockSpec((None, None, *d_final.shape[2:]), lambda b, h, c: (b, h, 0, 0))
     c_spec = _specs(c_in, ratio, chunk_size, 0, order)
     n_spec = None if noisy is None else _specs(n_in, ratio, chunk_size, views, order)
@@ -177,4 +177,4 @@ def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, s
         scratch_shapes=[pltpu.VMEM(d_final.shape[2:], d_final.dtype)],
         name="two_stream_gated_delta_backward", **_params(interpret))(
             c_in, n_in, s_in, kept, jnp.moveaxis(d_out, 2, 1), None if noisy is None else jnp.moveaxis(d_noisy, 3, 2), d_final)
-    return (_token_major(d_clean, clean, 1), None if noisy is None else _token_major(d_views, noisy, 2), d_initial)
+    return (token_major(d_clean, clean, 1), None if noisy is None else token_major(d_views, noisy, 2), d_initial)
