@@ -120,6 +120,8 @@ def unit_lower_inverse(a: jax.Array, size: int) -> jax.Array:
     row = lax.broadcasted_iota(jnp.int32, a.shape, 0)
     col = lax.broadcasted_iota(jnp.int32, a.shape, 1)
     inverse = (row == col).astype(a.dtype)
+    if size & (size - 1):
+        size = a.shape[0]  # doubled blocks only line up with blocks that are powers of two: invert the whole
     half = 1
     while half < size:
         joins = (_divide(row, 2 * half) == _divide(col, 2 * half)) & (_divide(row, half) != _divide(col, half))
