@@ -33,13 +33,13 @@ def _grouped(q, keys):
     return q.reshape(q.shape[0], keys, q.shape[1] // keys, *q.shape[2:])
 
 
-def _heads(call: _Call, q, k):
+def _heads(call: _Call, q, mask):
     """Key head of each row in the decode form, whose rows are (token, head) pairs; padding rows match nothing visible anyway."""
     if call.packed == (1, 1):
         return None
-    heads, keys = call.packed
+    (heads, keys), rows_k = call.packed, mask.rank_k.shape[1]
     number = lambda rows, n: jax.lax.rem(jnp.arange(rows, dtype=jnp.int32), jnp.full((rows,), n, jnp.int32))
-    return flash_tpu.Heads(number(q.shape[2], heads) // (heads // keys), number(k.shape[2], keys))
+    return flash_tpu.Heads(number(q.shape[2], heads) // (heads // keys), number(rows_k, keys))
 
 
 def _run_forward(call: _Call, q, k, v, mask):
@@ -50,7 +50,7 @@ def _run_forward(call: _Call, q, k, v, mask):
         return out.reshape(q.shape), lse.reshape(*q.shape[:2], 1, q.shape[2])
     if call.backend == "gpu":
         return flash_gpu.forward(q, k, v, *args)
-    return flash_tpu.forward(q, k, v, *args, _heads(call, q, k), interpret=call.backend == "interpret")
+    return flash_tpu.forward(q, k, v, *args, _heads(call, q, mask), interpret=call.backend == "interpret")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -73,7 +73,11 @@ def _attend_bwd(call, residuals, d_out):
         return dq.reshape(q.shape), dk, dv, None
     if call.backend == "gpu":
         return (*flash_gpu.backward(q, k, v, *args, lse, delta, d_out), None)
-    return (*flash_tpu.backward(q, k, v, *args, lse, delta, d_out, _heads(call, q, k), interpret=call.backend == "interpret"), None)
+    shape = k.shape
+    if call.packed != (1, 1):
+        k, v = (a.reshape(shape[0], 1, -1, shape[3]) for a in (k, v))
+    dq, dk, dv = flash_tpu.backward(q, k, v, *args, lse, delta, d_out, _heads(call, q, mask), interpret=call.backend == "interpret")
+    return dq, dk.reshape(shape), dv.reshape(shape), None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -156,20 +160,23 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q))
     mask = Mask(*(jnp.broadcast_to(jnp.asarray(getattr(mask, f), jnp.int32), (batch, getattr(mask, f).shape[1]))
                   for f in Mask._fields))
-    packed = chosen in ("tpu", "interpret") and heads * queries <= _PACKED_ROWS and heads > 1 and k.shape[2] <= _PACKED_HEADS
+    packed = (chosen in ("tpu", "interpret") and heads > 1 and heads * queries <= _PACKED_ROWS
+              and key_heads <= _PACKED_HEADS and 128 % key_heads == 0)
     if packed:
-        # rows are (token, head) pairs: plain reshapes, so a long cache is neither transposed nor copied
+        # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
         q = q.reshape(batch, 1, queries * heads, width)
-        k, v = (a.reshape(batch, 1, -1, width) for a in (k, v))
         mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]), *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
     else:
         q, k, v = (jnp.moveaxis(a, 2, 1) for a in (q, k, v))
-    default_q, default_k = _default_blocks(q.shape[2], k.shape[2], chosen)
+    rows_q, rows_k = q.shape[2], mask.rank_k.shape[1]
+    default_q, default_k = _default_blocks(rows_q, rows_k, chosen)
     block_q, block_k = default_q if block_q is None else block_q, default_k if block_k is None else block_k
-    padded_q, padded_k = _round(q.shape[2], block_q), _round(k.shape[2], block_k)
-    pad = lambda a, n: jnp.pad(a, ((0, 0), (0, 0), (0, n - a.shape[2]), (0, 0)))
+    padded_q, padded_k = _round(rows_q, block_q), _round(rows_k, block_k)
+
+    def pad(a, axis, n):  # not even a no-op pad of a long cache
+        return a if a.shape[axis] == n else jnp.pad(a, [(0, n - a.shape[axis] if i == axis else 0) for i in range(4)])
+    k, v = (pad(a, 1, padded_k // key_heads) if packed else pad(a, 2, padded_k) for a in (k, v))
     scale = width ** -0.5 if scale is None else float(scale)
     call = _Call(chosen, scale, block_q, block_k, (heads, key_heads) if packed else (1, 1))
-    rows = q.shape[2]
-    out = _attend(call, pad(q, padded_q), pad(k, padded_k), pad(v, padded_k), pad_mask(mask, padded_q, padded_k))[:, :, :rows]
+    out = _attend(call, pad(q, 2, padded_q), k, v, pad_mask(mask, padded_q, padded_k))[:, :, :rows_q]
     return out.reshape(batch, queries, heads, width) if packed else jnp.moveaxis(out, 1, 2)

@@ -71,6 +71,11 @@ def _divide(index, size: int):
     return index if size == 1 else lax.div(index, lax.full_like(index, size))
 
 
+def _rows(ref):
+    """A key tile as rows: (X, H), or (tokens, K, H) of a cache read in place, whose rows are then (token, head) pairs."""
+    return ref[...] if len(ref.shape) == 2 else ref[...].reshape(-1, ref.shape[-1])
+
+
 def _decode(tiles_ref):
     """(class, first, last) of this grid step."""
     entry = tiles_ref[pl.program_id(1)]
@@ -88,7 +93,7 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
 
     def visit(ruled):
         masked = ruled or mixed
-        scores = _dot(q[...], k[...], (1, 1)) * scale
+        scores = _dot(q[...], _rows(k), (1, 1)) * scale
         if masked:
             scores = jnp.where(_tile_visible(meta_q[...], meta_k[...], False, ruled, mixed), scores, _NEG)
         old = top[:, :1]
@@ -98,7 +103,7 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
             weights = jnp.where(scores > 0.5 * _NEG, weights, 0.0)
         shrink = jnp.exp(old - new)
         total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-        acc[...] = acc[...] * shrink + _dot(weights.astype(v.dtype), v[...], (1, 0))
+        acc[...] = acc[...] * shrink + _dot(weights.astype(v.dtype), _rows(v), (1, 0))
         top[...] = jnp.broadcast_to(new, top.shape)
 
     pl.when(kind == FULL)(lambda: visit(False))
@@ -216,11 +221,11 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, heads
 
     Args:
       q: (B, N, T, H), T a multiple of block_q.
-      k, v: (B, K, S, H), S a multiple of block_k.
+      k, v: (B, K, S, H), S a multiple of block_k; with `heads`, the cache itself, (B, tokens, key heads, H).
       mask: padded metadata.
       scale: factor of the scores.
       block_q, block_k: tile edges; multiples of 128, or the whole axis.
-      heads: key heads of rows when several heads share the row axes (N = K = 1), or None.
+      heads: key heads of rows when rows are (token, head) pairs and N = 1, or None.
       interpret: False, True or a `pltpu.InterpretParams`.
     Returns:
       out like q; log-sum-exp of the scores (B, N, 1, T) float32, +1e30 where a query sees nothing.
@@ -228,12 +233,18 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, heads
     batch, count, queries, width = q.shape
     classes = tile_classes(mask, block_q, block_k)
     work = work_list(classes)
-    maps = _maps(queries // block_q, count // k.shape[1], True, False)
+    maps = _maps(queries // block_q, 1 if heads is not None else count // k.shape[1], True, False)
     in_specs, q_spec, _, row_spec = _in_specs(maps, block_q, block_k, width, False)
+    if heads is not None:
+        # read in place: transposing or flattening a long cache would copy all of it, valid or not
+        key = maps[1]
+        per_tile = pl.BlockSpec((None, block_k // k.shape[2], *k.shape[2:]), lambda *args: (key(*args)[0], key(*args)[2], 0, 0))
+        in_specs[1:3] = [per_tile, per_tile]
     scratch = [pltpu.VMEM((block_q, _LANES), jnp.float32)] * 2 + [pltpu.VMEM((block_q, width), jnp.float32)]
     out_shape = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, count, 1, queries), jnp.float32))
-    return _call(functools.partial(_forward_kernel, scale=scale, mixed=heads is not None), (count, work.count), in_specs, (q_spec, row_spec), out_shape,
-                 scratch, "block_mask_attention_forward", interpret, 4 * batch * count * queries * k.shape[2] * width)(
+    kernel = functools.partial(_forward_kernel, scale=scale, mixed=heads is not None)
+    return _call(kernel, (count, work.count), in_specs, (q_spec, row_spec), out_shape, scratch, "block_mask_attention_forward",
+                 interpret, 4 * batch * count * queries * mask.rank_k.shape[1] * width)(
                      work.rows, work.tiles, q, k, v, *pack_metadata(mask, heads))
 
 
@@ -242,7 +253,7 @@ def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse,
     """Backward pass: one kernel for dq over query rows of tiles, one for dk and dv over key rows.
 
     Args:
-      q, k, v, mask, scale, block_q, block_k, heads, interpret: as for `forward`.
+      q, k, v, mask, scale, block_q, block_k, heads, interpret: as for `forward`, but k and v always (B, K, S, H).
       lse: (B, N, 1, T) float32 from `forward`.
       delta: (B, N, 1, T) float32, row sums of out * d_out.
       d_out: (B, N, T, H).
