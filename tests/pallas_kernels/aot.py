@@ -1,7 +1,7 @@
 """Compiles forward and backward for TPU chips that need not be present; prints one JSON line per program.
 
 Run with the environment of conftest.AOT_ENVIRONMENT:
-  python aot.py delta CHIP SHAPE FORM BACKEND BLOCK...     (chips: v5e, v5p, v6e)
+  python aot.py delta CHIP SHAPE FORM BACKEND BLOCK...     (chips: v5e, v5p, v6e; SHAPE+documents packs documents)
   python aot.py attention CHIP SHAPE...                    (shapes of attention.arg_specs, or tokens:T for a causal sweep)
   python aot.py sharded CHIP
 """
@@ -44,9 +44,10 @@ def compile_and_report(function, args, **labels):
 
 
 def delta_training(form, backend, block):
-    def step(clean, noisy, cotangents):
+    def step(clean, noisy, cotangents, documents=None):
         def run(clean, noisy):
-            result = two_stream_gated_delta(clean, noisy, block_size=block, form=form, backend=backend if form == "folded" else None)
+            result = two_stream_gated_delta(clean, noisy, block_size=block, form=form, documents=documents,
+                                            backend=backend if form == "folded" else None)
             return (result.out,) if noisy is None else (result.out, result.noisy_out)
         outs, pullback = jax.vjp(run, clean, noisy)
         return outs, pullback(cotangents)
@@ -54,13 +55,15 @@ def delta_training(form, backend, block):
 
 
 def delta(chip, shape, form, backend, *blocks):
-    clean, noisy = delta_specs.abstract_streams(delta_specs.SHAPES[shape], chip_sharding(chip))
+    name, _, packed = shape.partition("+")
+    clean, noisy = delta_specs.abstract_streams(delta_specs.SHAPES[name], chip_sharding(chip))
+    more = (jax.ShapeDtypeStruct(clean.q.shape[:2], np.int32, sharding=chip_sharding(chip)),) if packed else ()
     for block in map(int, blocks):
         if block == 0:  # the single-stream baseline
             compile_and_report(delta_training(form, backend, 1), (clean, None, (clean.v,)), chip=chip, form="single", backend=backend, block=0)
         else:
-            compile_and_report(delta_training(form, backend, block), (clean, noisy, (clean.v, noisy.v)), chip=chip, form=form,
-                               backend=backend, block=block)
+            compile_and_report(delta_training(form, backend, block), (clean, noisy, (clean.v, noisy.v), *more), chip=chip, shape=shape,
+                               form=form, backend=backend, block=block)
 
 
 def attention_training(q, k, v, mask):

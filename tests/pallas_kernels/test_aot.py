@@ -19,6 +19,14 @@ def test_delta_memory_is_flat_in_block_size(compile_for_tpu, chip):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", ["paper+documents", "grouped", "two_views", "reduced"])
+def test_other_shapes_compile(compile_for_tpu, shape):
+    """Packed documents, more value than key heads, two views, and float32 with 64-wide heads."""
+    [row] = compile_for_tpu("delta", "v5e", shape, "folded", "tpu", "8")
+    assert row["mosaic_calls"] == 2, row
+
+
+@pytest.mark.slow
 def test_xla_form_memory_is_flat_in_block_size(compile_for_tpu):
     used = [row["temporary_mib"] for row in compile_for_tpu("delta", "v5e", "paper", "folded", "xla", "1", "8", "64")]
     assert max(used) <= 200 and max(used) <= 1.05 * min(used), used
