@@ -1,11 +1,12 @@
 """One table of forms by block size on whatever device is there: `python -m pallas_kernels.benchmark`.
 
-Times are forward plus backward, compile excluded, best and median of repeated calls. Memory is what the compiler reserves for
+Times are forward plus backward, compile excluded, best and median of calls made in turn. Memory is what the compiler reserves for
 temporaries. Ratios compare with the single-stream (autoregressive) chunkwise kernel on the clean tokens.
 """
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import statistics
@@ -20,20 +21,34 @@ from pallas_kernels.gated_delta import arg_specs as delta_specs
 from pallas_kernels.gated_delta.api import two_stream_gated_delta
 
 
-def _measure(function, args, repeats: int) -> dict:
-    """Compiles, warms up and times a function of arrays; milliseconds and MiB."""
+def _compile(label: dict, function, args) -> dict:
+    """A labelled entry: the compiled program, its arguments, and what the compiler says it needs."""
     start = time.perf_counter()
     compiled = jax.jit(function).lower(*args).compile()
-    compile_s = time.perf_counter() - start
-    jax.block_until_ready(compiled(*args))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        times.append(1e3 * (time.perf_counter() - start))
     memory = compiled.memory_analysis()
-    return {"best_ms": min(times), "median_ms": statistics.median(times), "compile_s": compile_s,
+    return {**label, "compile_s": time.perf_counter() - start, "run": functools.partial(compiled, *args),
             "temporary_mib": None if memory is None else memory.temp_size_in_bytes / 2 ** 20}
+
+
+def _time(entries: list[dict], rounds: int) -> list[dict]:
+    """Times entries in turn, round after round, so that a busy spell of the machine falls on all of them; milliseconds."""
+    times = [[] for _ in entries]
+    for turn in range(rounds + 1):
+        for entry, record in zip(entries, times):
+            if "failed" in entry:
+                continue
+            start = time.perf_counter()
+            try:
+                jax.block_until_ready(entry["run"]())
+            except jax.errors.JaxRuntimeError as error:  # a form may not fit the device; the others still count
+                entry["failed"] = str(error).splitlines()[0][:200]
+            if turn:  # the first call warms up
+                record.append(1e3 * (time.perf_counter() - start))
+    for entry, record in zip(entries, times):
+        entry.pop("run", None)
+        if "failed" not in entry:
+            entry.update(best_ms=min(record), median_ms=statistics.median(record))
+    return entries
 
 
 def _delta_training(form, block_size, backend, views):
@@ -47,52 +62,57 @@ def _delta_training(form, block_size, backend, views):
     return step
 
 
-def gated_delta_rows(shape_name: str, block_sizes, forms, repeats: int, backend: str | None = None) -> list[dict]:
+def gated_delta_rows(shape_name: str, block_sizes, forms, rounds: int, backend: str | None = None) -> list[dict]:
     """Measures every form at every block size.
 
     Args:
       shape_name: a key of `gated_delta.arg_specs.SHAPES`.
       block_sizes: diffusion block sizes.
       forms: names from `gated_delta.api.FORMS`.
-      repeats: timed calls per entry.
+      rounds: timed calls per entry.
       backend: passed to the folded form; None picks by platform.
     Returns:
       One dict per entry; the first is the single-stream kernel.
     """
     shape = delta_specs.SHAPES[shape_name]
-    clean, noisy = delta_specs.random_streams(shape)
-    base = _measure(_delta_training("folded", 1, backend, 0), (clean, noisy), repeats)
-    rows = [{"operation": "gated_delta", "form": "single-stream", "block_size": None, **base, "ratio": 1.0}]
+    streams = delta_specs.random_streams(shape)
+    label = lambda form, block_size: {"operation": "gated_delta", "form": form, "block_size": block_size}
+    entries = [_compile(label("single-stream", None), _delta_training("folded", 1, backend, 0), streams)]
     for block_size in block_sizes:
         for form in forms:
+            step = _delta_training(form, block_size, backend if form == "folded" else None, shape.views)
             try:
-                row = _measure(_delta_training(form, block_size, backend if form == "folded" else None, shape.views),
-                               (clean, noisy), repeats)
-                row["ratio"] = row["best_ms"] / base["best_ms"]
-            except jax.errors.JaxRuntimeError as error:  # a form may not fit the device; the others still count
-                row = {"failed": str(error).splitlines()[0][:200]}
-            rows.append({"operation": "gated_delta", "form": form, "block_size": block_size, **row})
+                entries.append(_compile(label(form, block_size), step, streams))
+            except jax.errors.JaxRuntimeError as error:
+                entries.append({**label(form, block_size), "failed": str(error).splitlines()[0][:200]})
+    rows = _time(entries, rounds)
+    for row in rows:
+        if "best_ms" in row:
+            row["ratio"] = row["best_ms"] / rows[0]["best_ms"]
     return rows
 
 
-def attention_rows(shape_names, repeats: int, backend: str | None = None) -> list[dict]:
-    """Measures block-mask attention on named shapes, and jax's own causal attention beside causal ones."""
+def attention_rows(shape_names, rounds: int, backend: str | None = None) -> list[dict]:
+    """Measures block-mask attention on named shapes, and jax's own causal attention beside causal ones (ratio: ours to it)."""
     def training(attend):
         def step(q, k, v, mask):
             out, pullback = jax.vjp(lambda q, k, v: attend(q, k, v, mask), q, k, v)
             return out, pullback(jnp.ones_like(out))
         return step
-    rows = []
+    entries = []
     for name in shape_names:
         shape = attention_specs.SHAPES[name]
         inputs = attention_specs.random_inputs(shape)
+        label = lambda form: {"operation": "attention", "form": f"{form} {name}", "block_size": None}
         ours = training(lambda q, k, v, mask: block_mask_attention(q, k, v, mask, backend=backend))
-        rows.append({"operation": "attention", "form": f"block_mask {name}", "block_size": None, **_measure(ours, inputs, repeats)})
+        entries.append(_compile(label("block_mask"), ours, inputs))
         if shape.layout == "causal":
             native = training(lambda q, k, v, mask: jax.nn.dot_product_attention(q, k, v, is_causal=True))
-            row = _measure(native, inputs, repeats)
-            rows.append({"operation": "attention", "form": f"jax.nn {name}", "block_size": None, **row})
-            rows[-2]["ratio"] = rows[-2]["best_ms"] / row["best_ms"]
+            entries.append(_compile(label("jax.nn"), native, inputs))
+    rows = _time(entries, rounds)
+    for ours, native in zip(rows, rows[1:]):
+        if native["form"].startswith("jax.nn") and "best_ms" in ours and "best_ms" in native:
+            ours["ratio"] = ours["best_ms"] / native["best_ms"]
     return rows
 
 
@@ -124,11 +144,11 @@ def main(argv: list[str] | None = None) -> list[dict]:
     parser.add_argument("--attention", nargs="*", default=["reduced", "reduced_causal"] if default == "reduced"
                         else ["two_stream_128", "causal_128"], choices=sorted(attention_specs.SHAPES))
     parser.add_argument("--backend", default=None)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", default=None, help="write the table (.md) or the rows (.json) here")
     options = parser.parse_args(argv)
-    rows = gated_delta_rows(options.shape, options.blocks, options.forms, options.repeats, options.backend)
-    rows += attention_rows(options.attention, options.repeats, options.backend)
+    rows = gated_delta_rows(options.shape, options.blocks, options.forms, options.rounds, options.backend)
+    rows += attention_rows(options.attention, options.rounds, options.backend)
     table = format_table(rows)
     header = json.dumps({**environment(), "shape": options.shape, "dimensions": delta_specs.SHAPES[options.shape]._asdict()})
     print(header, table, sep="\n")

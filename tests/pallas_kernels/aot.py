@@ -56,8 +56,9 @@ def delta_training(form, backend, block):
 
 def delta(chip, shape, form, backend, *blocks):
     name, _, packed = shape.partition("+")
-    clean, noisy = delta_specs.abstract_streams(delta_specs.SHAPES[name], chip_sharding(chip))
-    more = (jax.ShapeDtypeStruct(clean.q.shape[:2], np.int32, sharding=chip_sharding(chip)),) if packed else ()
+    sharding = chip_sharding(chip)
+    clean, noisy = delta_specs.abstract_streams(delta_specs.SHAPES[name], sharding)
+    more = (jax.ShapeDtypeStruct(clean.q.shape[:2], np.int32, sharding=sharding),) if packed else ()
     for block in map(int, blocks):
         if block == 0:  # the single-stream baseline
             compile_and_report(delta_training(form, backend, 1), (clean, None, (clean.v,)), chip=chip, form="single", backend=backend, block=0)
