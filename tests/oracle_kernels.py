@@ -143,6 +143,7 @@ def run_flare(folder: Path, forms=_FORMS) -> tuple[bool, float, str]:
             _flare_delta(tally, path.stem, case, documents, "folded", _ROUNDED)
         return tally.result(f"{len(files)} two-stream cases x {len(forms)} forms")
     finally:
+        jax.clear_caches()  # dozens of one-off programs, a gigabyte or two
         jax.config.update("jax_enable_x64", before)
 
 
@@ -205,4 +206,5 @@ def run_gdn_units(folder: Path) -> tuple[bool, float, str]:
                 tally.close(f"conv{info['index']} state{step}", state, np.moveaxis(at("states_new")[step], 1, 2)[:, 1 - lags:], atol, rtol)
         return tally.result(f"{len(cases['delta'])} delta and {len(cases['conv'])} convolution cases")
     finally:
+        jax.clear_caches()  # dozens of one-off programs, a gigabyte or two
         jax.config.update("jax_enable_x64", before)

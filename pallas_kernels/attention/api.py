@@ -15,8 +15,9 @@ from pallas_kernels.attention import blocked_xla, flash_gpu, flash_tpu
 from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.tiles import pad_mask
 
-_PACKED_ROWS = 512   # up to this many (query, head) pairs share one tile: the decode form
-_PACKED_HEADS = 8    # that form scores every query head against every key head, which only pays while reading the cache dominates
+# The decode form scores every query head against every key head, K times the needed products, and in return reads the cache in
+# place. It pays while that stays a few thousand rows of work per key; beyond, transposing the cache is cheaper.
+_PACKED_WORK = 4096
 
 
 class _Call(NamedTuple):
@@ -153,15 +154,15 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     """
     _check(q, k, v, mask)
     batch, queries, heads, width = q.shape
-    key_heads = k.shape[2]
+    keys, key_heads = k.shape[1:3]
     for name, value in (("block_q", block_q), ("block_k", block_k)):
         if value is not None and (value < 16 or value % 16):
             raise ValueError(f"{name}={value}; expected a multiple of 16 (of 128 on TPU), or None.")
     chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q))
     mask = Mask(*(jnp.broadcast_to(jnp.asarray(getattr(mask, f), jnp.int32), (batch, getattr(mask, f).shape[1]))
                   for f in Mask._fields))
-    packed = (chosen in ("tpu", "interpret") and heads > 1 and heads * queries <= _PACKED_ROWS
-              and key_heads <= _PACKED_HEADS and 128 % key_heads == 0)
+    packed = (chosen in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK and queries < keys
+              and 16 % key_heads == 0)
     if packed:
         # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
         q = q.reshape(batch, 1, queries * heads, width)
