@@ -45,15 +45,18 @@ def test_attention_compiles(compile_for_tpu, chip):
     rows = compile_for_tpu("attention", chip, "two_stream_128", "two_stream_256", "decode_128", "decode_256", "decode_one",
                            "decode_few_heads", "reduced")
     assert len(rows) == 11 and all(row["mosaic_calls"] >= 1 for row in rows), rows
-    # the cache is read in place: decoding needs next to nothing beside it
-    assert all(row["temporary_mib"] < 4 for row in rows if row.get("direction") == "forward"), rows
+    # the cache is read in place: a transposed or flattened copy would be as large as the arguments
+    assert all(row["temporary_mib"] < 0.5 * row["argument_mib"] for row in rows if row["direction"] == "forward"), rows
 
 
 @pytest.mark.slow
 def test_attention_memory_grows_linearly(compile_for_tpu):
-    """Outputs double as scratch, so both count; a dense mask or score matrix would grow fourfold."""
-    sizes = [row["temporary_mib"] + row["output_mib"] for row in compile_for_tpu("attention", "v6e", "tokens:16384", "tokens:32768")]
-    assert sizes[1] <= 2.2 * sizes[0], sizes
+    """Temporaries never exceed the arrays going in and out, which grow linearly; a dense byte mask at 32,768 is a GiB.
+
+    A plain ratio of two sizes would mislead: the compiler keeps what fits in on-chip memory out of the figure.
+    """
+    for row in compile_for_tpu("attention", "v6e", "tokens:16384", "tokens:32768"):
+        assert row["temporary_mib"] <= 0.5 * (row["argument_mib"] + row["output_mib"]), row
 
 
 @pytest.mark.slow
