@@ -80,7 +80,8 @@ def _cotangent_tile(q, k, v, d_out, lse, delta, kind, seen, scale):
     return weights, weights * (_dot(d_out, v, (1, 1)) - delta[:, None]) * scale
 
 
-def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, scale, block_q, block_k):
+def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, scale, block_q,
+                           block_k):
     i = pl.program_id(0)
     here = pl.ds(i * block_q, block_q)
     q, do, lse_i, delta_i = q_ref[here, :], d_out[here, :], lse[here], delta[here]

@@ -267,12 +267,14 @@ def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse,
     flops = 2 * batch * count * queries * k.shape[2] * width
     work = work_list(classes)
     in_specs, q_spec, _, _ = _in_specs(_maps(queries // block_q, group, True, False), block_q, block_k, width, True)
-    dq = _call(functools.partial(_query_gradient_kernel, scale=scale, mixed=heads is not None), (count, work.count), in_specs, q_spec,
+    mixed = heads is not None
+    dq = _call(functools.partial(_query_gradient_kernel, scale=scale, mixed=mixed), (count, work.count), in_specs, q_spec,
                jax.ShapeDtypeStruct(q.shape, q.dtype), [pltpu.VMEM((block_q, width), jnp.float32)],
                "block_mask_attention_dq", interpret, 3 * flops)(work.rows, work.tiles, *inputs)
     work = work_list(jnp.swapaxes(classes, 1, 2))
     in_specs, _, k_spec, _ = _in_specs(_maps(k.shape[2] // block_k, group, False, True), block_q, block_k, width, True)
-    dk, dv = _call(functools.partial(_key_gradient_kernel, scale=scale, mixed=heads is not None, group=group), (keys, work.count, group), in_specs,
+    kernel = functools.partial(_key_gradient_kernel, scale=scale, mixed=mixed, group=group)
+    dk, dv = _call(kernel, (keys, work.count, group), in_specs,
                    (k_spec, k_spec), (jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
                    [pltpu.VMEM((block_k, width), jnp.float32)] * 2, "block_mask_attention_dkv", interpret, 4 * flops)(
                        work.rows, work.tiles, *inputs)

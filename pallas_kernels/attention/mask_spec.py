@@ -121,7 +121,8 @@ def two_stream(documents: jax.Array, block_size: int, views: int = 1, clean: str
     Source: FLARE 3.2 and A.4; BD3-LM's block-diffusion mask.
     """
     if clean not in ("causal", "block") or noise not in ("bidirectional", "causal"):
-        raise ValueError(f"clean={clean!r}, noise={noise!r}; accepted: clean 'causal' or 'block', noise 'bidirectional' or 'causal'.")
+        raise ValueError(f"clean={clean!r}, noise={noise!r}; accepted: clean 'causal' or 'block', "
+                         "noise 'bidirectional' or 'causal'.")
     if block_size < 1:
         raise ValueError(f"block_size={block_size}; expected a positive integer.")
     first, last = document_bounds(documents)

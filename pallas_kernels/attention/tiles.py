@@ -73,7 +73,7 @@ class WorkList(NamedTuple):
 
 
 def work_list(classes: jax.Array) -> WorkList:
-    """Lists non-empty tiles with the middle axis of (B, I, J) outermost; a row with none keeps one EMPTY step to write its zeros."""
+    """Lists the non-empty tiles of (B, I, J) row by row; a row with none keeps one EMPTY step, to write its zeros."""
     batch, outer, inner = classes.shape
     lonely = jnp.all(classes == EMPTY, -1, keepdims=True) & (jnp.arange(inner) == 0)
     keep = ((classes != EMPTY) | lonely).reshape(-1)

@@ -109,7 +109,8 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     check_blocks(block_size, chunk_size)
     batch, tokens, heads, width = clean.v.shape
     if tokens == 0:
-        raise ValueError("clean has T = 0 tokens; expected at least one. For a noisy block alone, pass clean tokens with beta = g = 0.")
+        raise ValueError("clean has T = 0 tokens; expected at least one. For a noisy block alone, pass clean tokens with "
+                         "beta = g = 0.")
     if noisy is not None:
         check_stream(noisy, "noisy", ("B", "W", "T"))
         for field, a, b in zip(Stream._fields, clean, noisy):

@@ -33,10 +33,6 @@ def _unrow(stream: ChunkStream) -> Stream:
     return Stream(stream.q, stream.k, stream.v, stream.g[0], stream.beta[0])
 
 
-def _stack(items):
-    return jnp.stack(items)
-
-
 def _over_heads(function, noisy, starts, extra_in, extra_out):
     """Maps a one-head function over value-head groups, key heads and batch rows.
 
@@ -56,7 +52,7 @@ def _forward_chunk(plan, clean, noisy, starts, state):
     def head(clean, noisy, starts, state):
         row = None if starts is None else starts[None, :]
         out, views, state = chunk_forward(plan, _rows(clean), _views(noisy), state, row)
-        return (out, state) if noisy is None else (out, state, _stack(views))
+        return (out, state) if noisy is None else (out, state, jnp.stack(views))
     outs = (_OUT, _STATE) + (() if noisy is None else (_NOISY_OUT,))
     return _over_heads(head, noisy, starts, (_STATE,), outs)(clean, noisy, starts, state)
 
@@ -68,7 +64,7 @@ def _backward_chunk(plan, clean, noisy, starts, state, d_out, d_noisy, d_next):
         d_views = () if noisy is None else tuple(d_noisy[0][w] for w in range(len(views)))
         d_clean, d_views, d_state = chunk_backward(plan, _rows(clean), views, state, row, d_out, d_views, d_next)
         result = (d_state, *_unrow(d_clean))
-        return result if noisy is None else result + tuple(_stack(x) for x in zip(*map(_unrow, d_views)))
+        return result if noisy is None else result + tuple(jnp.stack(x) for x in zip(*map(_unrow, d_views)))
     ins = (_STATE, _STATE, _OUT) + (() if noisy is None else (_NOISY_OUT,))
     outs = (_STATE,) + (_OUT,) * 5 + (() if noisy is None else (_NOISY_OUT,) * 5)
     args = (state, d_next, d_out) + (() if noisy is None else (d_noisy,))

@@ -97,7 +97,8 @@ def _noisy_blocks(x: Stream, seed, scale, dtype):
     read = _dot("...ie,...je->...ij", x.q, jnp.exp(whole - sums)[..., None] * x.k, dtype)
     read = _dot("...ij,...jk->...ik", read, _inverse(system), dtype)
     query = jnp.exp(whole)[..., None] * x.q - _dot("...ij,...je->...ie", read, (x.beta * jnp.exp(sums))[..., None] * x.k, dtype)
-    return scale * (_dot("...ie,...ef->...if", query, seed, dtype) + _dot("...ij,...jf->...if", read, x.beta[..., None] * x.v, dtype))
+    own = _dot("...ij,...jf->...if", read, x.beta[..., None] * x.v, dtype)
+    return scale * (_dot("...ie,...ef->...if", query, seed, dtype) + own)
 
 
 def _block_writes(x: Stream, clean: CleanPass, starts, block):
@@ -110,7 +111,7 @@ def _block_writes(x: Stream, clean: CleanPass, starts, block):
     else:
         first = starts.reshape(*starts.shape[:2], -1, block)[..., 0]                # (B, N, M)
         fresh = (first == jnp.arange(first.shape[-1]) * block)[:, None]
-    return jnp.broadcast_to(carry, carry.shape), keys, split(clean.values), jnp.broadcast_to(fresh, carry.shape)
+    return carry, keys, split(clean.values), jnp.broadcast_to(fresh, carry.shape)
 
 
 def _advance(state, piece, dtype):

@@ -22,8 +22,8 @@ def short_conv(clean: jax.Array, weight: jax.Array, noisy: jax.Array | None = No
                documents: jax.Array | None = None, state: jax.Array | None = None):
     """Depthwise causal convolution of a clean stream and of noisy views that look back into it.
 
-    A noisy position reads noisy tokens for lags inside its block and clean tokens for earlier ones; nothing crosses a document start.
-    No bias and no activation.
+    A noisy position reads noisy tokens for lags inside its block and clean tokens for earlier ones; nothing crosses a
+    document start. No bias and no activation.
 
     Args:
       clean: (B, T, D) inputs.
