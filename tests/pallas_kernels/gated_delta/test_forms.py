@@ -55,10 +55,10 @@ CASES = [
     (1, 16, 37, 1, 1, 2, True, True),       # one-token blocks and documents
     (2, 16, 1, 3, 2, 2, False, False),      # a single token
     (4, 16, 53, 2, 2, 4, True, False),      # odd length, several views, shared keys
-    (8, 32, 64, 1, 1, 3, False, True),
+    pytest.param((8, 32, 64, 1, 1, 3, False, True), marks=pytest.mark.slow),
     (16, 16, 40, 1, 2, 2, True, True),      # block == chunk
     (24, 48, 100, 2, 1, 1, True, False),    # neither a power of two
-    (64, 64, 96, 1, 1, 1, False, False),
+    pytest.param((64, 64, 96, 1, 1, 1, False, False), marks=pytest.mark.slow),
     (1, 64, 70, 0, 1, 2, True, True),       # no noisy stream
 ]
 
@@ -102,7 +102,7 @@ def test_every_block_size_and_view_count(x64, block, views):
     assert_close(values_and_gradients(*args, form="folded", **options), want, 1e-11)
 
 
-@pytest.mark.parametrize("strongest", [80.0, 1.0])
+@pytest.mark.parametrize("strongest", [80.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_strong_gates_over_4096_tokens(x64, strongest):
     """Float32 chunks stay finite and accurate when gates mix -80 with nearly none; sums of gates never cancel."""
     rng = np.random.default_rng(7)

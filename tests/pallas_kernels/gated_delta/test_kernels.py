@@ -40,7 +40,7 @@ def run(module, arguments, **options):
 
 
 @pytest.mark.parametrize("module, block, views, documents", [
-    (folded_tpu, 4, 2, True), (folded_gpu, 4, 2, True),
+    (folded_tpu, 4, 2, True), pytest.param(folded_gpu, 4, 2, True, marks=pytest.mark.slow),
     pytest.param(folded_tpu, 16, 1, False, marks=pytest.mark.slow), pytest.param(folded_gpu, 1, 1, False, marks=pytest.mark.slow),
     pytest.param(folded_tpu, 1, 0, True, marks=pytest.mark.slow), pytest.param(folded_gpu, 1, 0, True, marks=pytest.mark.slow)])
 def test_kernel_matches_xla(module, block, views, documents):
