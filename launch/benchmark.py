@@ -5,7 +5,10 @@ Examples:
     # AR and ReFusion on a random 60 M-parameter model, batch 1 and 8, beside eager PyTorch if torch is installed
     python -m launch.benchmark decode --output results.json
 
-    # a smaller one, in seconds
+    # the kernels: forms of the two-stream gated delta rule by block size, and attention
+    python -m launch.benchmark kernels --output kernels.md
+
+    # a smaller decoding benchmark, in seconds
     python -m launch.benchmark decode --width 128 --layers 2 --vocab 1024 --new-tokens 32
 
 Every number of a table comes from one run: medians over repeats, interleaved, device-synchronised, compile apart.
@@ -212,7 +215,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     p = argparse.ArgumentParser(
         prog="python -m launch.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=("decode",), help="what to measure")
+    p.add_argument("what", choices=("decode", "kernels"),
+                   help="what to measure; `kernels --help` has options of its own")
     p.add_argument("--width", type=int, default=576, help="hidden size, a multiple of 64 (default: %(default)s)")
     p.add_argument("--layers", type=int, default=12, help="layers (default: %(default)s)")
     p.add_argument("--vocab", type=int, default=16384, help="vocabulary (default: %(default)s)")
@@ -226,6 +230,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["kernels"]:
+        from pallas_kernels import benchmark as kernels
+
+        kernels.main(arguments[1:])
+        return 0
     options = parser().parse_args(arguments)
     try:
         for name in ("layers", "vocab", "prompt", "new_tokens", "repeats"):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.nn.visibility import Visibility
+from pallas_kernels import block_mask_attention
 
 CHUNK = 128  # queries a step of the chunked form
 DENSE_LIMIT = 1 << 20  # T x S up to which the dense form is used by "auto"
@@ -27,7 +28,9 @@ def attention(
       visibility: the rule over T queries and S keys, or a dense (B or 1, T, S) bool mask (reference code).
       scale: factor on the logits, unitless; default H ** -0.5.
       form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
-        its memory is O(T); "auto" takes the first while T x S is small.
+        its memory is O(T); "kernel" is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees (on a
+        mesh of several chips call it inside `jax.shard_map`); "auto" takes the first while T x S is small, then
+        the second.
 
     Returns:
       (B, T, N, H) in q's dtype.
@@ -38,8 +41,8 @@ def attention(
     T, S = q.shape[1], k.shape[1]
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads: pick a multiple")
-    if form not in ("auto", "reference", "chunked"):
-        raise ValueError(f"attention form {form!r}: expected 'auto', 'reference' or 'chunked'")
+    if form not in ("auto", "reference", "chunked", "kernel"):
+        raise ValueError(f"attention form {form!r}: expected 'auto', 'reference', 'chunked' or 'kernel'")
     shape = visibility.shape[1:] if not isinstance(visibility, Visibility) else (
         visibility.query_length, visibility.key_length)
     if tuple(shape) != (T, S):
@@ -50,7 +53,7 @@ def attention(
     if form == "reference" or not isinstance(visibility, Visibility):
         mask = visibility.dense() if isinstance(visibility, Visibility) else visibility
         return _dense(q, k, v, mask, scale)
-    return _chunked(q, k, v, visibility, scale)
+    return (block_mask_attention if form == "kernel" else _chunked)(q, k, v, visibility, scale=scale)
 
 
 def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
@@ -69,7 +72,7 @@ def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
     return out.reshape(B, T, N, H).astype(q.dtype)
 
 
-def _chunked(q: Array, k: Array, v: Array, visibility: Visibility, scale: float) -> Array:
+def _chunked(q: Array, k: Array, v: Array, visibility: Visibility, *, scale: float) -> Array:
     B, T, N, H = q.shape
     chunks = -(-T // CHUNK)
     pad = chunks * CHUNK - T

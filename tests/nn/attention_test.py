@@ -29,7 +29,7 @@ def attend_float64(q, k, v, mask):
     return np.einsum("bnts,bsnh->btnh", weight / np.where(total == 0, 1, total), v)
 
 
-@pytest.mark.parametrize("form", ["reference", "chunked"])
+@pytest.mark.parametrize("form", ["reference", "chunked", "kernel"])
 @pytest.mark.parametrize("T, S", [(10, 13), (CHUNK, 40), (CHUNK + 5, 200), (1, 30)])
 def test_matches_float64(form, T, S):
     q, k, v, rule = draw_inputs(T, T=T, S=S)
@@ -105,7 +105,7 @@ def test_chunked_memory_grows_linearly():
 
 @pytest.mark.parametrize("change, message", [
     (dict(k=np.zeros((2, 13, 3, 8))), "4 query heads cannot share 3 KV heads"),
-    (dict(form="flash"), "'flash'.*'reference' or 'chunked'"),
+    (dict(form="flash"), "'flash'.*'chunked' or 'kernel'"),
     (dict(visibility=vis.causal(jnp.ones((2, 13), bool))), r"\(13, 13\).*\(10, 13\)"),
     (dict(visibility=jnp.ones((2, 10, 12), bool)), r"\(10, 12\).*\(10, 13\)"),
 ])

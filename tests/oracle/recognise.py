@@ -42,4 +42,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
+    from tests.oracle import kernels
+
+    if kernels.is_flare(folder):
+        return kernels.run_flare
+    if kernels.is_gdn_units(folder):
+        return kernels.run_gdn_units
     return None

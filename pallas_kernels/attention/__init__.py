@@ -1,0 +1,1 @@
+"""Block-mask attention: masks, tile lists, reference, XLA form and kernels."""

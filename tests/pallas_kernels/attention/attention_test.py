@@ -1,0 +1,154 @@
+"""Every form of block-mask attention against dense attention in float64: values, gradients, and refusals."""
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import Mask, block_mask_attention, dispatch, use_backend
+from pallas_kernels.attention import flash_gpu, flash_tpu, mask_spec, tiles
+from pallas_kernels.attention.reference import dense_attention
+
+
+def arrays(seed, batch, queries, keys, heads, key_heads, width):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s) for s in ((batch, queries, heads, width), (batch, keys, key_heads, width),
+                                         (batch, keys, key_heads, width), (batch, queries, heads, width))]
+
+
+def values_and_gradients(attend, inputs, dtype):
+    def both(q, k, v, d_out):
+        out, pullback = jax.vjp(attend, q, k, v)
+        return out, *pullback(d_out)
+    return [np.asarray(x, np.float64) for x in jax.jit(both)(*(jnp.asarray(a, dtype) for a in inputs))]
+
+
+def compare(mask, heads, key_heads, width, dtype, tolerance, seed=0, **options):
+    inputs = arrays(seed, mask.floor_q.shape[0], mask.floor_q.shape[1], mask.rank_k.shape[1], heads, key_heads, width)
+    want = values_and_gradients(lambda q, k, v: dense_attention(q, k, v, mask), inputs, jnp.float64)
+    got = values_and_gradients(lambda q, k, v: block_mask_attention(q, k, v, mask, **options), inputs, dtype)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(b).max()), err_msg=name)
+    return got
+
+
+def padded_documents(sizes):
+    return jnp.asarray([np.repeat([*range(len(s) - 1), -1], s) for s in sizes], jnp.int32)
+
+
+DOCUMENTS = padded_documents([[20, 1, 16, 4], [8, 21, 4, 8]])
+
+
+@pytest.mark.parametrize("mask, heads, key_heads, edges", [
+    (mask_spec.two_stream(DOCUMENTS, 4, 2, noise="causal"), 4, 2, (32, 48)),      # empty rows: padding sees nothing
+    (mask_spec.two_stream(DOCUMENTS, 1, 3), 3, 1, (16, 16)),
+    (mask_spec.causal(2, 1), 2, 2, (None, None)),                                 # one token
+    (mask_spec.ragged_decode(jnp.asarray([5, 90]), 3, 101), 6, 2, (16, 32)),
+], ids=["two-stream", "three-views", "one-token", "ragged"])
+def test_xla_form_float64(x64, mask, heads, key_heads, edges):
+    compare(mask, heads, key_heads, 8, jnp.float64, 1e-12, block_q=edges[0], block_k=edges[1], backend="xla")
+
+
+def test_blind_rows_are_zero_with_zero_gradient(x64):
+    mask = mask_spec.two_stream(DOCUMENTS, 4, 1)
+    blind = ~np.asarray(mask_spec.visible(mask)).any(-1)
+    out, dq, dk, dv = compare(mask, 2, 1, 8, jnp.float64, 1e-12, backend="xla")
+    assert blind.any() and np.all(out[blind] == 0) and np.all(dq[blind] == 0)
+    unseen = ~np.asarray(mask_spec.visible(mask)).any(1)
+    assert unseen.any() and np.all(dk[unseen] == 0) and np.all(dv[unseen] == 0)
+
+
+@pytest.mark.parametrize("mask, heads, key_heads, width, options", [
+    (mask_spec.two_stream(DOCUMENTS, 4, 2), 4, 2, 16, dict(block_q=48, block_k=32)),
+    (mask_spec.ragged_decode(jnp.asarray([5, 200]), 3, 300), 8, 2, 64, {}),
+    pytest.param(mask_spec.trust_window(jnp.asarray([5, 200]), 300, 2, 5), 8, 1, 64, {}, marks=pytest.mark.slow),
+    pytest.param(mask_spec.causal(1, 700), 2, 1, 64, {}, marks=pytest.mark.slow),
+    pytest.param(mask_spec.dual_pass(200, jnp.asarray([[9] * 8 + [-1] * 8]), 8), 2, 2, 128, {}, marks=pytest.mark.slow),
+], ids=["two-stream", "decode", "trust", "causal", "orthrus"])
+def test_tpu_kernels_in_interpretation(x64, mask, heads, key_heads, width, options):
+    compare(mask, heads, key_heads, width, jnp.float32, 1e-5, backend="interpret", **options)
+
+
+def test_bfloat16_inputs(x64):
+    mask = mask_spec.two_stream(DOCUMENTS, 4, 1)
+    compare(mask, 2, 1, 64, jnp.bfloat16, 2e-2, backend="interpret", block_q=48, block_k=48)
+
+
+def head_major(mask, heads, key_heads, width, edge):
+    """Padded head-major inputs for calling a kernel module directly."""
+    q, k, v, d_out = arrays(3, mask.floor_q.shape[0], mask.floor_q.shape[1], mask.rank_k.shape[1], heads, key_heads, width)
+    fit = lambda a: jnp.pad(jnp.asarray(np.moveaxis(a, 2, 1), jnp.float32), ((0, 0), (0, 0), (0, -a.shape[1] % edge), (0, 0)))
+    q, k, v, d_out = map(fit, (q, k, v, d_out))
+    return q, k, v, tiles.pad_mask(mask, q.shape[2], k.shape[2]), d_out
+
+
+def module_gradients(module, mask, edge, interpret):
+    q, k, v, padded, d_out = head_major(mask, 4, 2, 16, edge)
+
+    def both(q, k, v, d_out):
+        out, lse = module.forward(q, k, v, padded, 0.25, edge, edge, interpret=interpret)
+        delta = jnp.sum(out * d_out, -1)[:, :, None]
+        return out, *module.backward(q, k, v, padded, 0.25, edge, edge, lse, delta, d_out, interpret=interpret)
+    want = values_and_gradients(lambda *a: jnp.moveaxis(dense_attention(*(jnp.moveaxis(x, 1, 2) for x in a), padded, 0.25), 1, 2),
+                                (q, k, v, d_out), jnp.float32)
+    return [np.asarray(x) for x in jax.jit(both)(q, k, v, d_out)], want
+
+
+def test_gpu_kernels_in_interpretation():
+    got, want = module_gradients(flash_gpu, mask_spec.two_stream(DOCUMENTS, 4, 1), 32, True)
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
+
+
+@pytest.mark.slow
+def test_no_races_or_stray_memory():
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+    pltpu.reset_tpu_interpret_mode_state()
+    params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
+    got, want = module_gradients(flash_tpu, mask_spec.two_stream(DOCUMENTS[:1], 4, 1), 32, params)
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
+    assert not interpret_pallas_call.races.races_found
+
+
+@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow), pytest.param(256, marks=pytest.mark.slow)])
+def test_triton_lowering(width):
+    make = lambda *s: jax.ShapeDtypeStruct(s, jnp.bfloat16)
+    mask = Mask(*(jax.ShapeDtypeStruct((1, 256), jnp.int32) for _ in Mask._fields))
+
+    def training(q, k, v, mask):
+        out, pullback = jax.vjp(lambda *a: block_mask_attention(*a, mask, backend="gpu"), q, k, v)
+        return out, pullback(out)
+    text = jax.jit(training).trace(make(1, 256, 4, width), make(1, 256, 2, width), make(1, 256, 2, width), mask).lower(
+        lowering_platforms=("cuda",)).as_text()
+    assert text.count("triton") >= 3
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(q=jnp.zeros((1, 4, 8))), r"q has shape \(1, 4, 8\)"),
+    (dict(k=jnp.zeros((1, 4, 3, 8)), v=jnp.zeros((1, 4, 3, 8))), "2 query heads over 3 key heads"),
+    (dict(v=jnp.zeros((1, 5, 1, 8))), "k .* and v .* differ"),
+    (dict(q=jnp.zeros((1, 4, 2, 8), jnp.bfloat16)), "expected one dtype"),
+    (dict(mask=mask_spec.causal(1, 5)), r"mask.floor_q has shape \(1, 5\)"),
+    (dict(mask=object()), "the mask has no attribute"),
+    (dict(backend="cuda"), "backend 'cuda' is unknown"),
+    (dict(backend="tpu"), "head width 8"),
+    (dict(block_q=10), "block_q=10"),
+])
+def test_refuses(change, words):
+    call = dict(q=jnp.zeros((1, 4, 2, 8)), k=jnp.zeros((1, 4, 1, 8)), v=jnp.zeros((1, 4, 1, 8)), mask=mask_spec.causal(1, 4))
+    with pytest.raises(ValueError, match=words):
+        block_mask_attention(**{**call, **change})
+
+
+def test_falls_back_with_one_warning():
+    dispatch._warned.clear()
+    call = [jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 1, 8)), jnp.zeros((1, 4, 1, 8)), mask_spec.causal(1, 4)]
+    with use_backend("tpu"):
+        with pytest.warns(UserWarning, match="head width 8"):
+            block_mask_attention(*call)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            block_mask_attention(*call)

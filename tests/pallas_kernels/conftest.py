@@ -1,0 +1,51 @@
+"""Shared fixtures: 64-bit mode for one test, and the environment of ahead-of-time TPU compilation."""
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+AOT_ENVIRONMENT = dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
+                       TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_LOG_DIR="disabled",
+                       JAX_ENABLE_COMPILATION_CACHE="false")
+
+
+# numerics do not depend on it, and compiling is most of these tests' time
+FAST_COMPILE = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than a few seconds; deselect with -m 'not slow'")
+
+
+@pytest.fixture
+def x64():
+    """Turns 64-bit types on for one test."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(autouse=True)
+def fast_compile(monkeypatch):
+    """jax.jit with backend optimisation off."""
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=FAST_COMPILE))
+
+
+@pytest.fixture
+def compile_for_tpu():
+    """Runs tests/pallas_kernels/aot.py in a process of its own (libtpu wants its environment before jax loads)."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed: no TPU compiler on this machine")
+
+    def run(*arguments: str) -> list[dict]:
+        done = subprocess.run([sys.executable, str(Path(__file__).with_name("aot.py")), *arguments], cwd=ROOT, text=True,
+                              capture_output=True, env={**os.environ, **AOT_ENVIRONMENT, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return run

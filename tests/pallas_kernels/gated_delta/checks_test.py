@@ -1,0 +1,105 @@
+"""Bad input is refused by name before anything compiles; unsupported shapes fall back with one warning."""
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import Stream, dispatch, short_conv, two_stream_gated_delta, use_backend
+
+
+def stream(lead=(1, 8), keys=1, heads=2, width=4, dtype=jnp.float32):
+    z = lambda *s: jnp.zeros((*lead, *s), dtype)
+    return Stream(z(keys, width), z(keys, width), z(heads, width), z(heads), z(heads))
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(block_size=3), "block_size=3 with chunk_size=64"),
+    (dict(block_size=128), "block_size=128"),
+    (dict(block_size=0), "block_size=0"),
+    (dict(form="route_iii"), "form='route_iii'"),
+    (dict(form="route_i", backend="tpu"), "only form 'folded' has kernels"),
+    (dict(backend="rocm"), "backend 'rocm' is unknown"),
+    (dict(backend="tpu"), r"head widths \(4, 4\)"),
+    (dict(precision="float16"), "precision='float16'"),
+    (dict(documents=jnp.zeros((1, 7), jnp.int32)), r"documents has shape \(1, 7\)"),
+    (dict(documents=jnp.asarray([[0] * 3 + [1] * 5]), block_size=4), r"\(0, 3\), inside a block of 4"),
+    (dict(initial_state=jnp.zeros((1, 2, 4, 5))), r"initial_state has shape \(1, 2, 4, 5\)"),
+])
+def test_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        two_stream_gated_delta(stream(), stream((1, 1, 8)), **options)
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(q=jnp.zeros((1, 8, 4))), r"clean.q has shape \(1, 8, 4\)"),
+    (dict(k=jnp.zeros((1, 8, 1, 5))), "clean.q .* and clean.k .* differ"),
+    (dict(g=jnp.zeros((1, 8, 3))), "clean.g has 3 heads"),
+    (dict(beta=jnp.zeros((1, 9, 2))), "clean.beta has leading axes"),
+    (dict(v=jnp.zeros((1, 8, 2, 4), jnp.int32)), "clean.v has dtype int32"),
+])
+def test_refuses_streams(change, words):
+    with pytest.raises(ValueError, match=words):
+        two_stream_gated_delta(stream()._replace(**change))
+
+
+def test_refuses_views_of_another_length():
+    with pytest.raises(ValueError, match="matching clean.q"):
+        two_stream_gated_delta(stream(), stream((1, 1, 16)))
+
+
+def test_falls_back_with_one_warning():
+    dispatch._warned.clear()
+    with use_backend("tpu"):
+        with pytest.warns(UserWarning, match="using the XLA form"):
+            two_stream_gated_delta(stream())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            two_stream_gated_delta(stream())
+
+
+def test_use_backend_refuses_unknown_names():
+    with pytest.raises(ValueError, match="accepted"):
+        with use_backend("cpu"):
+            pass
+
+
+def test_short_conv_refuses():
+    x = jnp.zeros((1, 6, 4))
+    with pytest.raises(ValueError, match="weight has shape"):
+        short_conv(x, jnp.zeros((3, 4)))
+    with pytest.raises(ValueError, match="noisy has shape"):
+        short_conv(x, jnp.zeros((4, 4)), x)
+    with pytest.raises(ValueError, match="state has shape"):
+        short_conv(x, jnp.zeros((4, 4)), state=jnp.zeros((1, 4, 4)))
+
+
+def test_short_conv_state_continues_a_sequence():
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray(rng.normal(size=(2, 11, 3)), jnp.float32), jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)
+    whole, _, _ = short_conv(x, w)
+    state, parts = None, []
+    for piece in (x[:, :2], x[:, 2:3], x[:, 3:]):
+        out, _, state = short_conv(piece, w, state=state)
+        parts.append(out)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-6)
+    np.testing.assert_array_equal(state, x[:, -3:])
+
+
+def test_short_conv_noisy_reads_clean_before_its_block():
+    """Against the definition, token by token, with documents."""
+    rng = np.random.default_rng(1)
+    block, documents = 2, np.repeat([0, 1, 2], [4, 2, 4])[None]
+    x, n, w = rng.normal(size=(1, 10, 2)), rng.normal(size=(1, 1, 10, 2)), rng.normal(size=(2, 4))
+    out, noisy_out, _ = short_conv(*(jnp.asarray(a, jnp.float32) for a in (x, w, n)), block_size=block,
+                                   documents=jnp.asarray(documents))
+    first = [0] * 4 + [4] * 2 + [6] * 4
+    for t in range(10):
+        want = want_noisy = 0.0
+        for lag in range(4):
+            s = t - lag
+            if s >= first[t]:
+                want = want + w[:, lag] * x[0, s]
+                want_noisy = want_noisy + w[:, lag] * (n[0, 0, s] if s >= t // block * block else x[0, s])
+        np.testing.assert_allclose(out[0, t], want, atol=1e-5)
+        np.testing.assert_allclose(noisy_out[0, 0, t], want_noisy, atol=1e-5)
