@@ -76,7 +76,7 @@ class Budget:
     batch_tokens: int = 2304
     longest: int = 320
     learning_rates: dict[str, float] = dataclasses.field(default_factory=lambda: {"seed": 3e-3, "refusion": 3e-3})
-    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 1400, "refusion": 2400})
+    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 800, "refusion": 3200})
 
 
 BUDGETS = {
@@ -129,12 +129,12 @@ TRAININGS = (
     Training(name="seed", title="AR seed", family="AR", start=None, objective=autoregressive.Config()),
     # these answers are a few slots long: floor(tK) of them would never mask all, which is how decoding begins
     Training(name="refusion", title="ReFusion", family="ReFusion", start="seed",
-             objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(4, 8), masking="released")),
+             objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
 )
 
 
 def _refusion(tau: float, headline: bool = False) -> System:
-    decoder = decode.ReFusion(slot_size=4, block_length=32, slot_threshold=tau, token_threshold=tau)
+    decoder = decode.ReFusion(slot_size=8, block_length=16, slot_threshold=tau, token_threshold=tau)
     return System(name=f"ReFusion τ {tau}", label=f"τ {tau}", family="ReFusion", training="refusion", decoder=decoder,
                   headline=headline)
 
