@@ -15,6 +15,9 @@ import orbax.checkpoint as ocp
 from jax import Array
 from jax.experimental import multihost_utils
 
+# how tensorstore begins errors that say nothing about the files
+_MACHINE_CODES = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
+
 
 @jax.jit
 def digest(tree: Any) -> Array:
@@ -101,7 +104,7 @@ class Checkpoints:
     def restore_newest(self, like: Any, check=lambda meta: None) -> tuple[int, Any, dict[str, Any]] | None:
         """Reads the newest usable checkpoint.
 
-        A checkpoint that cannot be read is moved to a directory `damaged` beside the others, with a warning.
+        Damaged ones newer than it are moved to a directory `damaged` beside the others, with a warning.
 
         Args:
           like: see `restore`.
@@ -111,43 +114,45 @@ class Checkpoints:
           Step, state and meta; None where there is no checkpoint at all.
 
         Raises:
-          ValueError: there are checkpoints but none can be read.
+          ValueError: there are checkpoints but none can be read. Errors of memory, permission or devices are passed
+            on as they are. Nothing has been moved then.
         """
-        steps = self.steps()
+        steps, damaged = self.steps(), {}
         for step in reversed(steps):
             try:
                 meta = self.meta(step)
             except Exception as error:  # orbax, tensorstore and json each have their own
-                self._set_aside(step, error)
+                damaged[step] = _damage(error, self.directory / str(step))
                 continue
             check(meta)
             try:
-                return step, *self.restore(step, like)
+                state, meta = self.restore(step, like)
             except Exception as error:
-                self._set_aside(step, error)
+                damaged[step] = _damage(error, self.directory / str(step))
+                continue
+            if damaged:
+                self._set_aside(damaged, step)
+            return step, state, meta
         if steps:
-            raise ValueError(
-                f"none of the checkpoints {steps} in {self.directory} can be read; they are kept in "
-                f"{self._damaged}; start again in another directory")
+            reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
+            raise ValueError(f"none of the checkpoints {steps} in {self.directory} can be read ({reasons}); they stay "
+                             "where they are; start again in another directory")
         return None
 
-    @property
-    def _damaged(self) -> Path:
-        return self.directory.parent / f"{self.directory.name}_damaged"
-
-    def _set_aside(self, step: int, error: Exception) -> None:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    def _set_aside(self, damaged: dict[int, str], usable: int) -> None:
+        folder = self.directory.parent / f"{self.directory.name}_damaged"
         if jax.process_index() == 0:
-            self._damaged.mkdir(exist_ok=True)
-            number = len(list(self._damaged.iterdir()))
-            (self.directory / str(step)).rename(self._damaged / f"{step}.{number}")
+            folder.mkdir(exist_ok=True)
+            for step in damaged:
+                number = len(list(folder.iterdir()))
+                (self.directory / str(step)).rename(folder / f"{step}.{number}")
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"set aside {step}")
+            multihost_utils.sync_global_devices(f"set aside {sorted(damaged)}")
         self._manager.close()
         self._open()
-        warnings.warn(
-            f"checkpoint {step} in {self.directory} is damaged ({reason}); moved to {self._damaged}, "
-            "using the one before it", stacklevel=3)
+        for step, reason in damaged.items():
+            warnings.warn(f"checkpoint {step} in {self.directory} is damaged ({reason}); moved to {folder}, "
+                          f"using {usable}", stacklevel=3)
 
     def wait(self) -> None:
         """Returns once every save is on disk."""
@@ -157,3 +162,16 @@ class Checkpoints:
         """Finishes saves and releases the directory."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _damage(error: Exception, where: Path) -> str:
+    """Returns why a checkpoint is damaged, or raises the error again where the machine is at fault."""
+    cause: BaseException | None = error
+    while cause is not None:
+        missing = isinstance(cause, (FileNotFoundError, NotADirectoryError))
+        if (isinstance(cause, (MemoryError, OSError, RuntimeError)) and not missing
+                or any(code in str(cause) for code in _MACHINE_CODES)):
+            error.add_note(f"{where} could not be read; it may be whole, and nothing was moved")
+            raise error
+        cause = cause.__cause__ or cause.__context__
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -153,9 +153,35 @@ def test_nothing_readable_is_an_error_and_nothing_is_deleted(tmp_path):
     for step in "12":
         _truncate(tmp_path / "c" / step)
     checkpoints = Checkpoints(tmp_path / "c", 3)
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"none of the checkpoints \[1, 2\].*can be read"):
+    with pytest.raises(ValueError, match=r"none of the checkpoints \[1, 2\].*can be read"):
         checkpoints.restore_newest(_like(_state(_mesh((1, 1)))))
-    assert len(list((tmp_path / "c_damaged").iterdir())) == 2
+    assert checkpoints.steps() == [1, 2] and not (tmp_path / "c_damaged").exists()
+    checkpoints.close()
+
+
+def _wrapped(error):
+    try:
+        raise Exception("Encountered error while reading array") from error
+    except Exception as outer:
+        return outer
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), PermissionError(13, "Permission denied"), OSError(5, "Input/output error"),
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), ValueError("RESOURCE_EXHAUSTED: no room"),
+    _wrapped(ValueError("PERMISSION_DENIED: Error opening file"))])
+@pytest.mark.parametrize("method", ["meta", "restore"])
+def test_an_error_of_the_machine_is_passed_on_and_moves_nothing(tmp_path, monkeypatch, error, method):
+    checkpoints = _saved(tmp_path / "c", steps=(1, 2))
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(checkpoints, method, fail)
+    with pytest.raises(type(error)) as raised:
+        checkpoints.restore_newest(_like(_state(_mesh((1, 1)))))
+    assert raised.value is error and "nothing was moved" in error.__notes__[-1]
+    assert checkpoints.steps() == [1, 2] and not (tmp_path / "c_damaged").exists()
     checkpoints.close()
 
 
