@@ -73,7 +73,7 @@ def fit(
       The trained parameters and the metrics.
 
     Raises:
-      ValueError: `run_dir` holds another run, or a run of another configuration; sizes that do not fit the devices;
+      ValueError: `run_dir` holds another run, or something that is no run; sizes that do not fit the devices;
         a mask id that is missing, outside the vocabulary, or the model's EOS.
       NonFiniteLoss: the loss or the gradient norm is not finite.
     """
@@ -131,21 +131,39 @@ def _check_ids(model: Any, config: TrainConfig) -> None:
 
 def _claim(run_dir: Path, described: dict[str, Any], resume: bool) -> Path:
     """Makes `run_dir` the directory of this run, or raises ValueError where it is another's."""
-    path = run_dir / "config.json"
-    taken = path.exists() or (run_dir / "checkpoints").exists()
-    if taken and not resume:
+    path, scratch = run_dir / "config.json", run_dir / "config.json.tmp"
+    saved = _found(run_dir, scratch.name)
+    if saved is not None and not resume:
         raise ValueError(f"{run_dir} already holds a run; resume it (--resume), or choose another directory")
-    if path.exists():
-        try:
-            _check_same(json.loads(path.read_text()), described, run_dir)
-        except json.JSONDecodeError:
-            pass  # killed while writing it; checkpoints carry a copy
+    if saved:
+        _check_same(saved, described, run_dir)
     if jax.process_count() > 1:  # nobody writes before all have looked
         multihost_utils.sync_global_devices("claim")
     if jax.process_index() == 0:
         run_dir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(described, indent=2) + "\n")
+        scratch.write_text(json.dumps(described, indent=2) + "\n")
+        scratch.replace(path)  # whole or not at all, should a kill come now
     return run_dir
+
+
+def _found(run_dir: Path, scratch: str) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory, empty where only checkpoints have it; None if no run."""
+    foreign = lambda what: ValueError(
+        f"{run_dir} holds something that is no training run ({what}); give a fresh directory, or that of a run")
+    for place in (run_dir, *run_dir.parents):
+        if place.exists() and not place.is_dir():
+            raise foreign(f"{place} is a file")
+    names = sorted(f.name for f in run_dir.iterdir() if f.name != scratch) if run_dir.exists() else []
+    if not names:
+        return None
+    saved = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        saved = json.loads((run_dir / "config.json").read_text())
+    if saved and not (isinstance(saved, dict) and all(isinstance(saved.get(name), dict) for name in ("model", "train"))):
+        raise foreign("its config.json is not one of a run")
+    if not saved and not (run_dir / "checkpoints").is_dir():
+        raise foreign(f"it has {', '.join(names[:3])} but neither the config.json nor the checkpoints of a run")
+    return saved
 
 
 def _check_same(saved: dict[str, Any], described: dict[str, Any], run_dir: Path) -> None:

@@ -124,6 +124,29 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(whole):
         toy.run(whole[0], **toy.KILLED)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("place, content, reason", [
+    ("config.json", '{"model_type": "qwen3"}', "config.json is not one of a run"),
+    ("config.json", "[1]", "config.json is not one of a run"),
+    ("config.json", "{", "it has config.json but neither"),
+    ("thesis.txt", "dear to someone", "it has thesis.txt but neither"),
+    ("", "a file", "run is a file"),
+])
+def test_what_is_no_run_is_refused_and_left_alone(tmp_path, place, content, reason, resume):
+    file = tmp_path / "run" / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"holds something that is no training run .*{reason}"):
+        toy.run(tmp_path / "run", resume=resume, **toy.KILLED)
+    assert [f for f in tmp_path.rglob("*") if f.is_file()] == [file] and file.read_text() == content
+
+
+def test_a_kill_while_the_configuration_is_written_is_no_obstacle(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json.tmp").write_text('{"mod')
+    assert toy.run(tmp_path / "run", steps=2).finished
+
+
 def test_another_configuration_is_refused_by_field(whole):
     changed = toy.KILLED | {"learning_rate": 0.5, "objective": toy.refusion.Config(mask_id=23, slot_sizes=(4,))}
     with pytest.raises(ValueError, match=r"train.learning_rate: 0.01 -> 0.5; train.objective.slot_sizes: \[2, 4\]"):
