@@ -17,7 +17,7 @@ Converts checkpoints. SOURCE is a directory or, where Hugging Face ones are mean
 examples:
   python -m launch.convert_weights to-refusion Qwen/Qwen3-0.6B seeds/refusion --dtype float32
                           a seed for ReFusion training: the AR weights, and a mask token where there is none
-  python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16 --tokenizer seeds/refusion
+  python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16
                           the newest checkpoint of a training run as a directory that transformers reads
   python -m launch.convert_weights to-orbax Qwen/Qwen3-0.6B seeds/orbax --dtype bfloat16
                           orbax arrays, which several hosts read in parallel
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     to_hf = command("to-hf", "orbax arrays or a training run -> Hugging Face directory")
     to_hf.add_argument("--step", type=int, help="checkpoint of a run; default the newest")
     to_hf.add_argument("--tokenizer", metavar="DIR", help="directory whose tokenizer and further config fields are "
-                       "kept; default SOURCE, where it has them")
+                       "kept; default SOURCE's own, where it has them")
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
     seed = command("to-refusion", "autoregressive Hugging Face directory or hub id -> seed for ReFusion training")
     seed.add_argument("--mask-id", type=int, metavar="ID",
@@ -69,9 +69,12 @@ def convert(args: argparse.Namespace) -> str:
 
     folders.check_free(args.out)  # before minutes are spent on loading
     if args.command == "to-hf":
-        keep = args.tokenizer or (args.source if (Path(args.source) / orbax_params.PARAMS).is_dir() else None)
+        keep = args.tokenizer or own_tokenizer(Path(args.source).expanduser())
         folders.check_sources(keep, None)
         config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
+        if keep is None or not folders.has_tokenizer(keep):
+            print(f"convert_weights: warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
+                  "--tokenizer DIR names one", file=sys.stderr)
         hf.save(args.out, config, params, tokenizer_from=keep)
     else:
         if args.command == "cast" and args.dtype is None:
@@ -90,6 +93,14 @@ def convert(args: argparse.Namespace) -> str:
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
             return f"{args.out}: {count(params)}, mask token id {mask_id}"
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
+
+
+def own_tokenizer(source: Path) -> Path | None:
+    """Returns the directory of an orbax directory's or a run's own tokenizer, None where there is none."""
+    from dlm_jax.io import folders, orbax_params
+
+    places = (source if (source / orbax_params.PARAMS).is_dir() else None, source / folders.RUN_TOKENIZER)
+    return next((place for place in places if place is not None and place.is_dir()), None)
 
 
 def count(params: Any) -> str:
@@ -118,7 +129,7 @@ def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int
     from dlm_jax.io import folders
 
     tokenizer, ends = None, {config.eos_token_id}
-    if any((source / name).is_file() for name in folders.TOKENIZER_FILES):
+    if folders.has_tokenizer(source):
         tokenizer = tokenizers.load(source)
         before = len(tokenizer)
         if tokenizer.mask_token_id is None:

@@ -20,8 +20,8 @@ Examples:
         --set train.mesh.fsdp=16 --set train.mesh.tensor=4 --distributed
 
 Rows are JSON lines: {"messages": [...]}, {"query": ..., "response": ...} or {"question": ..., "answer": ...}.
-RUN_DIR gets config.json, metrics.jsonl, tensorboard/, checkpoints/ and, once finished, the Hugging Face directory
-model/. Exit codes: 0 finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.
+RUN_DIR gets config.json, tokenizer/, metrics.jsonl, tensorboard/, checkpoints/ and, once finished, the Hugging Face
+directory model/; `python -m launch.convert_weights to-hf RUN_DIR OUT` makes one of an unfinished run. Exit codes: 0 finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them left "
         f"without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
         f"{config.steps} steps of {config.batch_size} rows on {jax.device_count()} devices")
-    result = loop.fit(model, params, pipeline, config, options.run_dir, resume=options.resume)
+    result = loop.fit(model, params, pipeline, config, options.run_dir, resume=options.resume, tokenizer=tokenizer)
     if not result.finished:
         say(f"stopped at step {result.step} of {config.steps}; the same command with --resume continues from there")
         return STOPPED

@@ -21,6 +21,7 @@ GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+RUN_TOKENIZER = "tokenizer"  # directory of a training run
 SAFE_FILES = (CONFIG, GENERATION, "*.safetensors", tensor_files.INDEX, *TOKENIZER_FILES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -91,6 +92,11 @@ def load_config(path: str | Path) -> TransformerConfig:
         return configs.from_hf(raw)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{Path(path) / CONFIG} has a field of the wrong type: {error}") from None
+
+
+def has_tokenizer(folder: str | Path) -> bool:
+    """Tells whether a directory holds any file of a tokenizer."""
+    return any((Path(folder).expanduser() / name).is_file() for name in TOKENIZER_FILES)
 
 
 def merge_config(original: Mapping[str, Any], config: TransformerConfig, dtype: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+from dlm_jax.io import folders
 from dlm_jax.io.checkpoints import Checkpoints
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig, differences, plain, to_dict
@@ -53,11 +54,11 @@ class FitResult:
 
 def fit(
     model: Any, params: Params, pipeline: Any, config: TrainConfig, run_dir: Path | str, *,
-    resume: bool = False, progress: bool = True, devices: Sequence[jax.Device] | None = None,
+    resume: bool = False, progress: bool = True, devices: Sequence[jax.Device] | None = None, tokenizer: Any = None,
 ) -> FitResult:
     """Trains a model, and saves on SIGINT and SIGTERM before it returns.
 
-    Writes `config.json`, `metrics.jsonl`, TensorBoard events and `checkpoints/` into `run_dir`.
+    Writes `config.json`, `tokenizer/`, `metrics.jsonl`, TensorBoard events and `checkpoints/` into `run_dir`.
 
     Args:
       model: the module, from `models.build`.
@@ -68,6 +69,7 @@ def fit(
       resume: continue the run in `run_dir` from its newest usable checkpoint, or start it where there is none.
       progress: draw a progress bar.
       devices: default all of the job.
+      tokenizer: an object with `save_pretrained`, kept in `run_dir` from the start; or None.
 
     Returns:
       The trained parameters and the metrics.
@@ -82,6 +84,10 @@ def fit(
     step_fn = make_step(model, config, mesh)
     described = {"model": plain(dataclasses.asdict(model.config)), "train": to_dict(config)}
     run_dir = _claim(Path(run_dir), described, resume)
+    kept = run_dir / folders.RUN_TOKENIZER
+    if tokenizer is not None and jax.process_index() == 0 and not kept.exists():
+        with folders.replacing(kept) as made:
+            tokenizer.save_pretrained(str(made))
     checkpoints = Checkpoints(run_dir / "checkpoints", config.keep)
     with contextlib.ExitStack() as stack:
         stack.callback(checkpoints.close)

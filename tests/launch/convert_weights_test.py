@@ -109,7 +109,7 @@ def test_a_mask_token_that_exists_is_kept(seed, tmp_path):
     assert (tmp_path / "two" / "config.json").read_text() == (tmp_path / "one" / "config.json").read_text()
 
 
-def test_exporting_a_training_run(tmp_path):
+def test_exporting_a_training_run(tmp_path, capsys):
     model = build.build(tiny_config())
     params = random_params(model)
     run_dir = tmp_path / "run"
@@ -123,7 +123,10 @@ def test_exporting_a_training_run(tmp_path):
     checkpoints.close()
     (run_dir / "config.json").write_text(json.dumps({"model": dataclasses.asdict(model.config), "train": {}}))
     assert run("to-hf", run_dir, tmp_path / "newest") == 0
+    assert "run has no tokenizer, so" in capsys.readouterr().err
+    tokenizers.save(tokenizers.train(["a b c"], 260), run_dir / "tokenizer")
     assert run("to-hf", run_dir, tmp_path / "first", "--step", 1) == 0
+    assert capsys.readouterr().err == "" and len(tokenizers.load(tmp_path / "first")) == 260
     again, loaded = dlm_jax.load(tmp_path / "newest")
     assert again == model
     assert_identical(loaded, jax.tree.map(lambda x: x + 2, params))

@@ -63,6 +63,23 @@ def test_the_same_command_is_refused_without_resume_and_returns_the_run_with_it(
     assert "train.beta2: 0.98 -> 0.5" in capsys.readouterr().err
 
 
+def test_a_run_has_its_tokenizer_from_the_start(rows, tmp_path, monkeypatch):
+    def killed(*_):
+        raise FloatingPointError("the first step never came")
+
+    monkeypatch.setattr("dlm_jax.train.loop.init_state", killed)
+    assert launch("tiny:autoregressive", rows, tmp_path / "run") == 1
+    assert tokenizers.load(tmp_path / "run" / "tokenizer").mask_token == "<|mask|>"
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_model_directory_is_no_run(rows, seed, capsys, more):
+    before = sorted((f, f.stat().st_mtime_ns) for f in (seed / "model").rglob("*"))
+    assert launch("tiny:autoregressive", rows, seed / "model", *more) == 2
+    assert "holds something that is no training run" in capsys.readouterr().err
+    assert sorted((f, f.stat().st_mtime_ns) for f in (seed / "model").rglob("*")) == before
+
+
 def test_epochs_decide_the_steps(rows, tmp_path, capsys):
     settings = [s for s in SMALL if "steps=4" not in s] + ["epochs=0.5"]
     assert launch("tiny:autoregressive", rows, tmp_path / "run", settings=settings) == 0
