@@ -3,7 +3,8 @@
 Examples:
 
     # one question, watched while it is decoded (drafts grey, drafted tokens orange, autoregressive ones plain)
-    python -m launch.decode --model runs/quickstart/refusion --decoder refusion --prompt "Tom has 3 apples ..." --stream
+    python -m launch.decode --model runs/quickstart/models/refusion --decoder refusion --stream \\
+        --prompt "Tom has 3 apples ..."
 
     # the paper's settings for a benchmark (Table 7), one prompt a line on standard input, answers as JSON lines
     cat questions.txt | python -m launch.decode --model PATH --decoder refusion --preset gsm8k > answers.jsonl

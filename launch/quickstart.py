@@ -41,8 +41,7 @@ with both, and writes results.json and report.html.
 examples:
   python -m launch.quickstart                     the whole job: 15 minutes or less on 2 idle cores
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
-  python -m launch.quickstart --data rows.jsonl --out runs/mine
-                                                  your rows; a tenth of them (256 at most) is held out
+  python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
 
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
 answers end in "#### x" they are scored by x, otherwise by their whole text. The same command again continues
@@ -201,6 +200,16 @@ def claim(out: Path, identity: dict[str, Any]) -> None:
 # ---- the stages ----------------------------------------------------------------------------------------------
 
 
+def default_out(data: Path | None) -> Path:
+    """Returns where a run goes that names no directory: rows of one's own are a run of their own."""
+    return Path("runs") / ("quickstart" if data is None else data.stem)
+
+
+def weights_of(out: Path, training: str) -> Path:
+    """Returns where a run keeps a training's model."""
+    return out / "models" / training
+
+
 def make_rows(data: Path | None, seed: int, budget: Budget) -> tuple[list[sources.Row], list[sources.Row]]:
     """Returns training rows and held-out rows; no held-out question occurs in training.
 
@@ -255,6 +264,24 @@ def make_model(tokenizer: Any, budget: Budget) -> Any:
         mask_token_id=tokenizer.mask_token_id))
 
 
+def answerable(rows: Sequence[sources.Row], tokenizer: Any, most: int) -> list[sources.Row]:
+    """Returns the rows whose prompt leaves the model room for an answer.
+
+    Args:
+      rows: held-out rows.
+      tokenizer: of the run.
+      most: longest prompt, tokens.
+
+    Raises:
+      ValueError: none does.
+    """
+    lengths = [len(tokenizers.encode_prompt(tokenizer, row.prompt_messages)) for row in rows]
+    if min(lengths) > most:
+        raise ValueError(f"every held-out question is too long: the shortest has {min(lengths)} tokens, the model "
+                         f"answers prompts of {most} at most; shorten the questions")
+    return [row for row, length in zip(rows, lengths) if length <= most]
+
+
 class Stopped(Exception):
     """A signal ended a training early; what it had is saved."""
 
@@ -279,7 +306,7 @@ def train(training: Training, out: Path, model: Any, rows: Sequence[sources.Row]
     Raises:
       Stopped: by a signal.
     """
-    weights = out / "models" / training.name
+    weights = weights_of(out, training.name)
     steps = budget.steps[training.name]
 
     def run() -> dict[str, Any]:
@@ -287,7 +314,7 @@ def train(training: Training, out: Path, model: Any, rows: Sequence[sources.Row]
         if training.start is None:
             params = build.init_params(model, jax.random.key(seed))
         else:
-            params = dlm_jax.load(out / "models" / training.start)[1]
+            params = dlm_jax.load(weights_of(out, training.start))[1]
         devices = jax.device_count()
         batch_size = max(1, budget.batch_tokens // length // devices) * devices
         pipeline = Pipeline(rows, tokenizer, batch_size=batch_size, length=length, seed=seed)
@@ -332,7 +359,7 @@ def answer(system: System, out: Path, model: Any, params: Any, tokenizer: Any, t
 
 
 def summarise(title: str, task: tasks.Task, trained: dict[str, Any], answered: dict[str, Any],
-              facts: list[list[str]]) -> dict[str, Any]:
+              facts: list[list[str]], dropped: int) -> dict[str, Any]:
     """Joins the stages' results into what results.json holds and the report shows."""
     heads = [system.name for system in SYSTEMS if system.headline]
     series = {"loss": "whole", "loss_ar": "autoregressive part", "loss_mdm": "denoising part"}
@@ -341,7 +368,7 @@ def summarise(title: str, task: tasks.Task, trained: dict[str, Any], answered: d
     question = lambda i: {"question": task.rows[i].prompt_messages[-1]["content"], "expected": task.rows[i].response}
     return {
         "title": title,
-        "task": {"name": task.name, "metric": task.metric, "questions": len(task.rows)},
+        "task": {"name": task.name, "metric": task.metric, "questions": len(task.rows), "dropped": dropped},
         "systems": [answered[system.name]["row"] for system in SYSTEMS],
         "trainings": [{"name": t.name, **trained[t.name]} for t in TRAININGS],
         "curves": [{"name": t.title, "family": t.family,
@@ -356,7 +383,8 @@ def summarise(title: str, task: tasks.Task, trained: dict[str, Any], answered: d
     }
 
 
-def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, source: str) -> list[list[str]]:
+def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, source: str, questions: str,
+             ) -> list[list[str]]:
     """Returns the facts at the foot of the report."""
     c, data = model.config, trained[TRAININGS[0].name]["data"]
     size = sum(x.size for x in jax.tree.leaves(build.abstract_params(model)))
@@ -365,6 +393,7 @@ def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, sou
     return [
         ["Model", f"{c.family}, {c.num_layers} layers, width {c.hidden_size}, {size / 1e6:.2f} M parameters"],
         ["Rows", f"{source}; {spaced(data['rows'])} to train on"],
+        ["Held-out questions", questions],
         ["Padding and truncation",
          f"{100 * data['padding_share']:.0f} % padding, {cut}, {data['empty']} left without an answer"],
         ["Tokenizer", f"byte-level BPE, {spaced(len(tokenizer))} ids, every digit alone"],
@@ -422,6 +451,12 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget) -> dict[str, An
     round_up = lambda n: -(-n // 8) * 8
     length = min(round_up(max(p + r for p, r in sizes)), budget.longest)
     room = min(round_up(max(r for _, r in sizes)), budget.longest)
+    most, held = model.config.max_position_embeddings - room, len(test_rows)
+    test_rows = answerable(test_rows, tokenizer, most)
+    dropped = held - len(test_rows)
+    questions = f"{len(test_rows)} answered, {dropped or 'none'} dropped for a prompt of over {most} tokens"
+    if dropped:
+        console.print(f"held-out questions: {questions}")
 
     trained, params = {}, {}
     for training in TRAININGS:
@@ -438,8 +473,8 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget) -> dict[str, An
                 system, out, model, params[system.training], tokenizer, task, room, seed)
 
     source = "generated word problems" if data is None else data.name
-    facts = describe(model, tokenizer, trained, seed, source)
-    results = summarise("dlm_jax quickstart", task, trained, answered, facts)
+    facts = describe(model, tokenizer, trained, seed, source, questions)
+    results = summarise("dlm_jax quickstart", task, trained, answered, facts, dropped)
     results["wall_seconds"] = time.perf_counter() - began
     _write(out / "results.json", json.dumps(results, ensure_ascii=False, indent=1) + "\n")
     report.write(out / "report.html", results)
@@ -451,8 +486,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m launch.quickstart", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="JSONL or JSON file of rows (default: generated word problems)")
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"),
-                        help="directory of this run (default: %(default)s)")
+    parser.add_argument("--out", type=Path,
+                        help="directory of this run (default: runs/quickstart; with --data runs/<name of the file>)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     parser.add_argument("--budget", choices=sorted(BUDGETS), default="standard",
                         help="how large the job is (default: %(default)s)")
@@ -460,7 +495,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.seed < 0:
             raise ValueError(f"--seed {options.seed}: must be 0 or more")
-        results = run(options.data, options.out, options.seed, BUDGETS[options.budget])
+        out = options.out or default_out(options.data)
+        results = run(options.data, out, options.seed, BUDGETS[options.budget])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -468,7 +504,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(stop or "stopped; the same command continues", file=sys.stderr)
         return 130
     show(results)
-    console.print(f"results: {options.out / 'results.json'}\nreport:  {options.out / 'report.html'}")
+    console.print(f"results: {out / 'results.json'}\nreport:  {out / 'report.html'}")
     return 0
 
 

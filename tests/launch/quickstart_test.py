@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from dlm_jax.data import sources
 from dlm_jax.evals import report
-from launch import quickstart
+from launch import decode, quickstart
+from tests.conftest import ROOT
 
 TINY = quickstart.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
                          batch_tokens=800, longest=96, steps={"seed": 2, "refusion": 2})
@@ -140,3 +143,44 @@ def test_a_kept_value_is_made_once_a_key(tmp_path):
     path = tmp_path / "deep" / "value.json"
     assert [quickstart.kept(path, key, make)["made"] for key in ("a", "a", "b", "b", "a")] == [1, 1, 2, 2, 3]
     assert [p.name for p in path.parent.iterdir()] == ["value.json"]
+
+
+def test_the_documented_paths_are_ones_a_run_writes(job):
+    texts = [(ROOT / "README.md").read_text(), decode.parser().format_help()]
+    named = {Path(path) for text in texts for path in re.findall(r"runs/quickstart[\w/.-]*\w", text)}
+    out = quickstart.default_out(None)
+    models = {quickstart.weights_of(out, training.name) for training in quickstart.TRAININGS}
+    assert models & named and named <= models | {out, out / "results.json", out / "report.html"}
+    assert all((job[0] / path.relative_to(out)).exists() for path in named)
+
+
+def test_rows_of_ones_own_are_a_run_of_their_own(data, monkeypatch):
+    places = []
+    monkeypatch.setattr(quickstart, "run", lambda data, out, *_: places.append(out) or {"systems": []})
+    for arguments in ([], ["--data", str(data)], ["--data", str(data), "--out", "here"]):
+        assert quickstart.main(arguments) == 0
+    assert places == [Path("runs/quickstart"), Path("runs/rows"), Path("here")]
+
+
+def test_held_out_questions_too_long_for_the_model_are_dropped_before_training(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setitem(quickstart.BUDGETS, "smoke", TINY)
+    monkeypatch.setattr(quickstart, "SYSTEMS", [s for s in quickstart.SYSTEMS if s.headline])
+    long = {"question": "Why? " * 5000, "answer": "#### 1"}
+    make_rows = quickstart.make_rows
+
+    def with_long(count):
+        def rows(*args):
+            train, test = make_rows(*args)
+            return train, [sources.parse_row(long)] + (test if count else [])
+        return rows
+
+    arguments = ["--data", str(data), "--budget", "smoke", "--out"]
+    monkeypatch.setattr(quickstart, "make_rows", with_long(0))
+    assert quickstart.main([*arguments, str(tmp_path / "none")]) == 2
+    assert "every held-out question is too long" in capsys.readouterr().err
+    assert not (tmp_path / "none" / "training").exists()
+    monkeypatch.setattr(quickstart, "make_rows", with_long(1))
+    assert quickstart.main([*arguments, str(tmp_path / "some")]) == 0
+    results = json.loads((tmp_path / "some" / "results.json").read_text())
+    assert results["task"]["questions"] == 3 and results["task"]["dropped"] == 1
+    assert any(label == "Held-out questions" and "1 dropped" in text for label, text in results["facts"])
