@@ -90,8 +90,8 @@ def load_config(path: str | Path) -> TransformerConfig:
         raise ValueError(f"{path}: quantised checkpoints are not supported; accepted: plain float weights")
     try:
         return configs.from_hf(raw)
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{Path(path) / CONFIG} has a field of the wrong type: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{Path(path) / CONFIG}: {error}") from None
 
 
 def has_tokenizer(folder: str | Path) -> bool:

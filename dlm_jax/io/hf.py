@@ -41,8 +41,7 @@ def load_params(
       ValueError: a dtype that is not a float, no or damaged files, or missing, unknown, misshapen or non-float
         tensors, each named.
     """
-    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype = {dtype}: parameters are floats, for instance float32 or bfloat16")
+    dtype = tensor_files.float_dtype(dtype)
     stored = tensor_files.read_folder(Path(path))
     wanted = names.parameters(config)
     _check_stored(path, stored, wanted, config)

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import traverse_util
 
-from dlm_jax.io import folders, names
+from dlm_jax.io import folders, names, tensor_files
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.types import Params
 
@@ -59,6 +59,7 @@ def load(
     Raises:
       ValueError: neither kind of directory, no such checkpoint, or arrays that do not fit the configuration.
     """
+    dtype = tensor_files.float_dtype(dtype)
     folder = Path(path).expanduser().resolve()
     if (folder / PARAMS).is_dir():
         if step is not None:

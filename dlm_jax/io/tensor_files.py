@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -24,6 +25,19 @@ DTYPES = {
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
 }
 _CODES = {np.dtype(value): key for key, value in DTYPES.items()}
+
+
+def float_dtype(dtype: Any) -> np.dtype | None:
+    """Returns a dtype that parameters may have, given by name or type, or None for None; ValueError for others."""
+    if dtype is None:
+        return None
+    try:
+        found = jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jax.dtypes.issubdtype(found, np.floating):
+        raise ValueError(f"dtype = {dtype!r}: parameters are floats; accepted: float32, bfloat16, float16")
+    return found
 
 
 class Pending(NamedTuple):
@@ -81,6 +95,9 @@ def _read_sharded(folder: Path) -> dict[str, np.ndarray]:
         weight_map = dict(json.loads(index.read_text())["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index} is not a safetensors index: {error!r}") from None
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{index} places tensor {tensor!r} in {name!r}; expected the name of a file")
     shards = {}
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name or not (folder / name).is_file():
@@ -112,16 +129,21 @@ def read_file(file: Path) -> dict[str, np.ndarray]:
             raise damaged(f"a header of {head} bytes cannot fit in {size} bytes")
         try:
             header = json.loads(stream.read(head))
-            entries = {name: (e["dtype"], tuple(e["shape"]), *e["data_offsets"])
+            entries = {name: (e["dtype"], e["shape"], e["data_offsets"])
                        for name, e in header.items() if name != "__metadata__"}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged(f"bad header: {error!r}") from None
     start = 8 + head
     data = np.memmap(file, np.uint8, "r", offset=start) if size > start else np.empty(0, np.uint8)
     tensors = {}
-    for name, (code, shape, begin, end) in entries.items():
-        if code not in DTYPES:
+    for name, (code, shape, offsets) in entries.items():
+        if not isinstance(code, str) or code not in DTYPES:
             raise ValueError(f"{file}: tensor {name!r} has dtype {code!r}; accepted: {', '.join(DTYPES)}")
+        if not _counts(shape):
+            raise damaged(f"tensor {name!r} has shape {shape!r}; expected a list of whole numbers")
+        if not _counts(offsets) or len(offsets) != 2:
+            raise damaged(f"tensor {name!r} has data_offsets {offsets!r}; expected its first and last byte")
+        shape, (begin, end) = tuple(shape), offsets
         expected = math.prod(shape) * np.dtype(DTYPES[code]).itemsize
         if not 0 <= begin <= end <= data.size:
             raise damaged(f"tensor {name!r} ends at byte {start + end} of {size}")
@@ -129,6 +151,10 @@ def read_file(file: Path) -> dict[str, np.ndarray]:
             raise damaged(f"tensor {name!r} of shape {shape} takes {expected} bytes but {end - begin} are stored")
         tensors[name] = np.ndarray(shape, DTYPES[code], buffer=data, offset=begin)
     return tensors
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
 def contiguous(view: np.ndarray, dtype: Any = None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ class TransformerConfig:
       rope_theta: rotary base. rms_norm_eps: added to mean squares.
       tie_word_embeddings: the head is the embedding.
       initializer_range: standard deviation of fresh weights.
-      max_position_embeddings: longest position the checkpoint was made for, tokens (kept, not enforced).
+      max_position_embeddings: longest position the checkpoint was made for, tokens; generation refuses more.
       bos_token_id, eos_token_id, pad_token_id, mask_token_id: special ids, None where unknown.
     """
 
@@ -45,9 +46,15 @@ class TransformerConfig:
     def __post_init__(self):
         if self.family not in _ARCHITECTURES:
             raise ValueError(f"model family {self.family!r} is not supported; accepted: {sorted(_ARCHITECTURES)}")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+                     "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        for name in ("rope_theta", "rms_norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be a positive number")
+        if not 0 <= self.initializer_range < math.inf:
+            raise ValueError(f"initializer_range = {self.initializer_range}: must be 0 or a positive number")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = {self.num_kv_heads}; "
@@ -87,7 +94,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
       ValueError: an unsupported model type or feature, named with what is accepted.
     """
     family = raw.get("model_type")
-    if family not in _ARCHITECTURES:
+    if not isinstance(family, str) or family not in _ARCHITECTURES:
         raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(_ARCHITECTURES)}")
     if raw.get("use_sliding_window"):
         raise ValueError("use_sliding_window = true is not supported; accepted: false or absent")
@@ -95,39 +102,80 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
     if family == "qwen3" and raw.get("attention_bias"):
         raise ValueError("attention_bias = true is not supported for qwen3; accepted: false or absent")
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or {}
+    rope, scaling = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} = {value!r}: expected an object or null")
     kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
     if kind != "default":
         raise ValueError(f"rope_type = {kind!r} is not supported; accepted: 'default'")
-    try:
-        heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-        eos = raw.get("eos_token_id")
-        head_dim = raw.get("head_dim")
-        if head_dim is None and width % heads:
-            raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
-                             "and head_dim is not given; add head_dim to config.json")
-        return TransformerConfig(
-            family=family,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=width,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(head_dim or width // heads),
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            initializer_range=float(raw.get("initializer_range", 0.02)),
-            max_position_embeddings=int(raw.get("max_position_embeddings", 32768)),
-            bos_token_id=raw.get("bos_token_id"),
-            eos_token_id=eos[0] if isinstance(eos, list) else eos,
-            pad_token_id=raw.get("pad_token_id"),
-            mask_token_id=raw.get("mask_token_id"),
-        )
-    except KeyError as missing:
-        raise ValueError(f"config.json of a {family} model lacks {missing}") from None
+    heads, width, head_dim = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size"), raw.get("head_dim")
+    if head_dim is None and (heads < 1 or width % heads):
+        raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
+                         "and head_dim is not given; add head_dim to config.json")
+    theta_home = rope if rope.get("rope_theta") is not None else raw
+    return TransformerConfig(
+        family=family,
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=width,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_layers=_integer(raw, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_integer(raw, "num_key_value_heads", heads),
+        head_dim=width // heads if head_dim is None else _integer(raw, "head_dim"),
+        rope_theta=_number(theta_home, "rope_theta", 10000.0),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
+        initializer_range=_number(raw, "initializer_range", 0.02),
+        max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
+        bos_token_id=_token(raw, "bos_token_id"),
+        eos_token_id=_token(raw, "eos_token_id"),
+        pad_token_id=_token(raw, "pad_token_id"),
+        mask_token_id=_token(raw, "mask_token_id"),
+    )
+
+
+def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = raw.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ValueError(f"a {raw['model_type']} model lacks {name!r}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = _field(raw, name, default)
+    if not _is_number(value):
+        raise ValueError(f"{name} = {value!r}: expected a number")
+    return float(value)
+
+
+def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = _field(raw, name, default)
+    if not _is_number(value) or value % 1:
+        raise ValueError(f"{name} = {value!r}: expected a whole number")
+    return int(value)
+
+
+def _boolean(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = _field(raw, name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} = {value!r}: expected true or false")
+    return value
+
+
+def _token(raw: Mapping[str, Any], name: str) -> int | None:
+    """Reads a special id; of several, the first."""
+    value = raw.get(name)
+    if isinstance(value, list):
+        if not value:
+            raise ValueError(f"{name} = []: expected an id, a list of at least one, or null")
+        value = value[0]
+    return None if value is None else _integer({name: value}, name)
 
 
 def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_dtype_is_converted_on_the_way(tmp_path):
                      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, bool])
+@pytest.mark.parametrize("dtype", [jnp.int8, bool, "bf16", "int4", 3])
 def test_parameters_are_floats(saved, dtype):
     with pytest.raises(ValueError, match="parameters are floats"):
         dlm_jax.load(saved, dtype=dtype)

@@ -88,7 +88,14 @@ def test_truncated_files_are_refused(tmp_path, keep):
     (b'{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}', "'a' has dtype 'F4'"),
     (b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', "takes 12 bytes but 8"),
     (b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [4, 16]}}', "ends at byte"),
-    (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}', "ends at byte"),
+    (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}', r"'a' has shape \[-1\]"),
+    (b'{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}', r"'a' has shape \[1.0\]"),
+    (b'{"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}', "'a' has shape 1"),
+    (b'{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}', r"'a' has dtype \['F32'\]; accepted: F64"),
+    (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]}}', "'a' has data_offsets"),
+    (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}}', "'a' has data_offsets"),
+    (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4]}}', "'a' has data_offsets"),
+    (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}}', "ends at byte"),
 ])
 def test_damaged_headers_are_refused(tmp_path, header, message):
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
@@ -108,6 +115,7 @@ def test_broken_shard_sets_are_refused(tmp_path):
             tensor_files.read_folder(tmp_path)
 
     refused(whole["weight_map"] | {"new": shard}, "lacks tensor 'new'")
+    refused(whole["weight_map"] | {"a": 3}, "places tensor 'a' in 3")
     refused(whole["weight_map"] | {"a": "../model.safetensors"}, "names shard '../model.safetensors'")
     (tmp_path / shard).unlink()
     refused(whole["weight_map"], f"names shard '{shard}', which is not a file")

@@ -47,6 +47,23 @@ def test_defaults_of_old_files():
     (dict(vocab_size=0), "vocab_size = 0"),
     (dict(mask_token_id=128), "mask_token_id = 128.*128 ids"),
     (dict(eos_token_id=-1), "eos_token_id = -1"),
+    (dict(eos_token_id=[]), r"eos_token_id = \[\].*expected an id"),
+    (dict(eos_token_id="</s>"), "eos_token_id = '</s>'.*whole number"),
+    (dict(vocab_size="abc"), "vocab_size = 'abc'.*whole number"),
+    (dict(num_hidden_layers=1.9), "num_hidden_layers = 1.9.*whole number"),
+    (dict(num_hidden_layers=float("inf")), "num_hidden_layers = inf.*whole number"),
+    (dict(num_attention_heads=0), "num_heads = 0"),
+    (dict(num_key_value_heads=0), "num_kv_heads = 0"),
+    (dict(head_dim=True), "head_dim = True.*whole number"),
+    (dict(rms_norm_eps=-1), "rms_norm_eps = -1.0: must be a positive number"),
+    (dict(rms_norm_eps="1e-6"), "rms_norm_eps = '1e-6'.*a number"),
+    (dict(rope_theta=-1), "rope_theta = -1.0: must be a positive number"),
+    (dict(rope_theta=float("nan")), "rope_theta = nan"),
+    (dict(rope_parameters={"rope_theta": 0}), "rope_theta = 0"),
+    (dict(rope_parameters=[1]), r"rope_parameters = \[1\].*expected an object"),
+    (dict(tie_word_embeddings="false"), "tie_word_embeddings = 'false'.*true or false"),
+    (dict(max_position_embeddings=0), "max_position_embeddings = 0"),
+    (dict(model_type=["qwen3"]), "model_type .'qwen3'. is not supported"),
 ])
 def test_bad_values_are_named(change, message):
     with pytest.raises(ValueError, match=message):
