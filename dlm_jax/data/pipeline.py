@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
+import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -14,6 +16,7 @@ from dlm_jax.data.sources import Row
 from dlm_jax.data.tokenizer import encode_rows, fit_turns
 
 Batch = dict[str, np.ndarray]
+ENCODED_AT_ONCE = 1 << 14  # rows whose ids are Python lists at one time
 
 
 class Pipeline:
@@ -57,7 +60,12 @@ class Pipeline:
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index = {process_index}: expected 0 to {process_count - 1}")
         self.batch_size, self.length, self.seed = batch_size, length, seed
-        self._turns = encode_rows(tokenizer, rows)
+        parts = (rows[i : i + ENCODED_AT_ONCE] for i in range(0, len(rows), ENCODED_AT_ONCE))
+        self._ids, self._starts = _packed(turns for part in parts for turns in encode_rows(tokenizer, part))
+        # of all that decides which rows a step sees: each row as its prompt's length, prompt and response
+        checksum = zlib.crc32(np.insert(self._ids, self._starts[:-1:2], self._sizes()[0]))
+        self._identity = {"rows": len(rows), "checksum": checksum, "batch_size": batch_size, "length": length,
+                          "seed": seed}
         self._pad = tokenizer.pad_token_id or 0
         share = batch_size // process_count
         self._mine = slice(process_index * share, (process_index + 1) * share)
@@ -65,11 +73,11 @@ class Pipeline:
         self._step = 0
         if self.report()["empty"] == len(rows):
             raise ValueError(f"length = {length}: no row has a response that fits behind its prompt; the shortest "
-                             f"prompt has {min(len(prompt) for prompt, _ in self._turns)} tokens")
+                             f"prompt has {self._sizes()[0].min()} tokens")
 
     def __len__(self) -> int:
         """Number of rows in one epoch."""
-        return len(self._turns)
+        return len(self._starts) // 2
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -90,7 +98,7 @@ class Pipeline:
           and length (B,) int32; truncated and empty (B,) bool; example_id (B,) int32, the row's index in the file.
         """
         ids = np.asarray(self._order[step])[self._mine]
-        examples = [fit_turns(*self._turns[i], self.length, self._pad) for i in ids]
+        examples = [fit_turns(*self._turns(i), self.length, self._pad) for i in ids]
         batch = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
         return {**batch, "example_id": ids.astype(np.int32)}
 
@@ -101,11 +109,11 @@ class Pipeline:
           rows; truncated, rows whose response lost its end; empty, rows left without a supervised token;
           padding_share, part of the batch area that is padding; longest_row, tokens; supervised_tokens.
         """
-        prompt = np.array([len(p) for p, _ in self._turns])
-        whole = prompt + np.array([len(r) for _, r in self._turns])
+        prompt, response = self._sizes()
+        whole = prompt + response
         kept = np.minimum(whole, self.length)
         return {
-            "rows": len(self._turns),
+            "rows": len(self),
             "truncated": int(np.sum(whole > self.length)),
             "empty": int(np.sum(prompt >= self.length)),
             "padding_share": float(1 - kept.sum() / (len(kept) * self.length)),
@@ -113,17 +121,19 @@ class Pipeline:
             "supervised_tokens": int(np.maximum(kept - prompt, 0).sum()),
         }
 
-    def _identity(self) -> dict[str, int]:
-        """Everything that decides which rows a step sees."""
-        checksum = 0
-        for prompt, response in self._turns:
-            checksum = zlib.crc32(np.asarray([len(prompt), *prompt, *response], np.int32).tobytes(), checksum)
-        return {"rows": len(self._turns), "checksum": checksum, "batch_size": self.batch_size,
-                "length": self.length, "seed": self.seed}
+    def _turns(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a row's prompt and response."""
+        start, middle, end = self._starts[2 * row : 2 * row + 3]
+        return self._ids[start:middle], self._ids[middle:end]
+
+    def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of every prompt and of every response, (rows,) int64."""
+        sizes = np.diff(self._starts)
+        return sizes[::2], sizes[1::2]
 
     def state(self) -> dict[str, int]:
         """Returns the position (the same on every host) and what it is a position in, as plain integers."""
-        return {"step": self._step, **self._identity()}
+        return {"step": self._step, **self._identity}
 
     def restore(self, state: dict[str, int]) -> None:
         """Continues from a position.
@@ -134,10 +144,19 @@ class Pipeline:
         Raises:
           ValueError: the position is one in other data, or with other batches.
         """
-        mine = self._identity()
+        mine = self._identity
         other = {name: state.get(name) for name in mine if state.get(name) != mine[name]}
         if other or "step" not in state:
             here = {name: mine[name] for name in other}
             raise ValueError(f"the saved data position belongs to {other}, but this pipeline has {here}; "
                              "resume with the same rows, tokenizer and batches")
         self._step = int(state["step"])
+
+
+def _packed(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Joins all ids: (tokens,) int32, and (2 rows + 1,) int64 where each prompt and each response starts, and the end."""
+    ids, starts = array.array("i"), array.array("q", [0])
+    for turn in itertools.chain.from_iterable(turns):
+        ids.extend(turn)
+        starts.append(len(ids))
+    return np.frombuffer(ids, np.int32), np.frombuffer(starts, np.int64)

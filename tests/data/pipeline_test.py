@@ -1,10 +1,12 @@
 """Batches: a function of rows, seed and step; the same rows on any number of hosts; losses of data reported."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
 
+from dlm_jax.data import pipeline as pipelines
 from dlm_jax.data import tokenizer as tok
 from dlm_jax.data import word_problems
 from dlm_jax.data.pipeline import Pipeline
@@ -84,6 +86,24 @@ def test_the_report_counts_what_the_batches_hold():
     assert report["empty"] == batch["empty"].sum() == (~batch["loss_mask"].any(1)).sum() > 0
     assert report["supervised_tokens"] == batch["loss_mask"].sum() > 0
     assert report["padding_share"] == pytest.approx(1 - batch["length"].mean() / length)
+
+
+def test_the_checksum_is_of_every_row_and_computed_once(monkeypatch):
+    checksum = 0
+    for prompt, response in tok.encode_rows(TOKENIZER, ROWS):
+        checksum = zlib.crc32(np.asarray([len(prompt), *prompt, *response], np.int32).tobytes(), checksum)
+    monkeypatch.setattr(pipelines, "ENCODED_AT_ONCE", 5)  # encoding in parts changes nothing
+    pipeline = make()
+    monkeypatch.setattr(pipelines, "zlib", None)
+    assert pipeline.state()["checksum"] == checksum
+    pipeline.restore(pipeline.state())
+
+
+def test_rows_are_kept_as_one_array_of_four_bytes_a_token():
+    pipeline, turns = make(), tok.encode_rows(TOKENIZER, ROWS)
+    kept = [value for value in vars(pipeline).values() if isinstance(value, np.ndarray)]
+    assert sum(a.nbytes for a in kept) == 4 * sum(len(p) + len(r) for p, r in turns) + 8 * (2 * len(turns) + 1)
+    assert not any(isinstance(value, list) for value in vars(pipeline).values())
 
 
 def test_bad_requests_are_refused():
