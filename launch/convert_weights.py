@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
     seed = command("to-refusion", "autoregressive Hugging Face directory or hub id -> seed for ReFusion training")
     seed.add_argument("--mask-id", type=int, metavar="ID",
-                      help="id of the mask token, where there is no tokenizer; one beyond the vocabulary is added")
+                      help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the released "
+                      "ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any id; one beyond "
+                      "the vocabulary is added")
     return result
 
 
@@ -123,7 +125,7 @@ def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int
       the token is new to the model.
 
     Raises:
-      ValueError: no tokenizer and no id, an id that is not the tokenizer's, or one that ends sequences.
+      ValueError: no tokenizer and no id, an id that is not the tokenizer's or not free, or one that ends sequences.
     """
     from dlm_jax.data import tokenizer as tokenizers
     from dlm_jax.io import folders
@@ -133,6 +135,8 @@ def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int
         tokenizer = tokenizers.load(source)
         before = len(tokenizer)
         if tokenizer.mask_token_id is None:
+            if mask_id is not None and MASK not in tokenizer.get_vocab():
+                reserve(tokenizer, config.vocab_size, mask_id)
             tokenizer.add_special_tokens({"mask_token": MASK})
         own = tokenizer.mask_token_id
         if mask_id not in (None, own):
@@ -149,6 +153,29 @@ def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int
     if mask_id in ends:
         raise ValueError(f"id {mask_id} ends sequences and cannot be the mask token too; give another --mask-id")
     return tokenizer, mask_id, fresh
+
+
+def reserve(tokenizer: Any, vocab_size: int, mask_id: int) -> None:
+    """Fills a tokenizer, in place, with reserved special tokens until its next token gets an id.
+
+    Tokenizers number their tokens without gaps.
+
+    Args:
+      tokenizer: one without a mask token.
+      vocab_size: ids the model has, often more than the tokenizer.
+      mask_id: the id.
+
+    Raises:
+      ValueError: the id is another token's, or leaves the model's vocabulary.
+    """
+    first = len(tokenizer)
+    last = max(first, vocab_size - 1)
+    accepted = f"accepted: {first} to {last}, or leave --mask-id out for {first}"
+    if 0 <= mask_id < first:
+        raise ValueError(f"--mask-id {mask_id}: that is the token {tokenizer.convert_ids_to_tokens(mask_id)!r}; {accepted}")
+    if not first <= mask_id <= last:
+        raise ValueError(f"--mask-id {mask_id}: outside the model's vocabulary of {vocab_size} ids; {accepted}")
+    tokenizer.add_tokens([f"<|reserved_{i}|>" for i in range(first, mask_id)], special_tokens=True)
 
 
 def with_mask(config: Any, params: Any, mask_id: int, fresh: bool) -> tuple[Any, Any]:

@@ -91,6 +91,22 @@ def test_a_mask_token_goes_into_a_spare_row(seed, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["made_by"] == "someone"
 
 
+def test_a_mask_token_goes_where_it_is_asked_for(seed, tmp_path, capsys):
+    assert run("to-refusion", seed, tmp_path / "out", "--mask-id", 13) == 0
+    (old, before), (model, after) = dlm_jax.load(seed), dlm_jax.load(tmp_path / "out")
+    was, tokenizer = tokenizers.load(seed), tokenizers.load(tmp_path / "out")
+    assert tokenizer.mask_token_id == 13 and tokenizer.convert_ids_to_tokens(13) == "<|mask|>"
+    assert tokenizer("a<|mask|>b", add_special_tokens=False)["input_ids"] == [3, 13, 4]
+    assert was.convert_ids_to_tokens(range(11)) == tokenizer.convert_ids_to_tokens(range(11))
+    assert model.config == old.config.replace(mask_token_id=13)
+    np.testing.assert_allclose(after["embed"][13], before["embed"][:13].mean(0), atol=1e-6)
+    np.testing.assert_array_equal(np.delete(after["embed"], 13, 0), np.delete(before["embed"], 13, 0))
+    # and then it is the tokenizer's own
+    assert run("to-refusion", tmp_path / "out", tmp_path / "again", "--mask-id", 13) == 0
+    assert run("to-refusion", tmp_path / "out", tmp_path / "other", "--mask-id", 14) == 2
+    assert "mask token '<|mask|>' has id 13" in capsys.readouterr().err
+
+
 def test_a_full_vocabulary_grows(tmp_path):
     model = build.build(tiny_config(tie_word_embeddings=True))
     params = random_params(model)
@@ -146,7 +162,9 @@ def test_help_teaches_with_examples(capsys):
     (("to-orbax", "nowhere at all", "OUT"), "neither a directory nor a hub id"),
     (("to-hf", "SEED", "OUT"), "holds neither params/ nor checkpoints/"),
     (("to-orbax", "SEED", "SEED"), "exists and is not empty"),
-    (("to-refusion", "SEED", "OUT", "--mask-id", "5"), "mask token '<|mask|>' has id"),
+    (("to-refusion", "SEED", "OUT", "--mask-id", "5"), "--mask-id 5: that is the token 'c'; accepted: 11 to 50"),
+    (("to-refusion", "SEED", "OUT", "--mask-id", "51"), "outside the model's vocabulary of 51 ids; accepted: 11 to 50"),
+    (("to-refusion", "SEED", "OUT", "--mask-id", "-1"), "outside the model's vocabulary of 51 ids"),
     (("to-refusion", "BARE", "OUT"), "has no tokenizer: --mask-id None"),
     (("to-refusion", "BARE", "OUT", "--mask-id", "-3"), "--mask-id -3 must be"),
     (("to-refusion", "BARE", "OUT", "--mask-id", "1"), "cannot be the mask token too"),
