@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Parsed = TypeVar("Parsed")
 
 _ROLES = ("system", "user", "assistant")
 _ACCEPTED = 'expected {"messages": [...]}, {"query", "response"} or {"question", "answer"}'
 _PAIRS = (("query", "response"), ("question", "answer"))
+_QUESTIONS = ("prompt", "question", "query")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,21 @@ def _text(value: Any, name: str) -> str:
         raise ValueError(f"{name} is {type(value).__name__}, expected text")
     if not value.strip():
         raise ValueError(f"{name} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds half of a surrogate pair, which is no character") from None
     return value
+
+
+def _messages(values: list[Any]) -> list[dict[str, str]]:
+    kept = []
+    for number, message in enumerate(values):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in _ROLES:
+            raise ValueError(f"message {number} has the role {role!r}, expected one of {list(_ROLES)}")
+        kept.append({"role": role, "content": _text(message.get("content"), f'"content" of message {number}')})
+    return kept
 
 
 def parse_row(raw: Any) -> Row:
@@ -69,18 +86,89 @@ def parse_row(raw: Any) -> Row:
         raise ValueError(f"a row has the keys {sorted(map(str, raw))}, {_ACCEPTED}")
     if len(messages) < 2:
         raise ValueError(f'"messages" holds {len(messages)} messages, expected a question and its answer at least')
-    kept = []
-    for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in _ROLES:
-            raise ValueError(f"message {number} has the role {role!r}, expected one of {list(_ROLES)}")
-        kept.append({"role": role, "content": _text(message.get("content"), f'"content" of message {number}')})
+    kept = _messages(messages)
     if kept[-1]["role"] != "assistant":
         raise ValueError(f"the last message is the {kept[-1]['role']}'s, expected the assistant's answer")
     return Row(kept[:-1], kept[-1]["content"], final_answer(kept[-1]["content"]))
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+def parse_prompt(raw: Any) -> list[dict[str, str]]:
+    """Turns one parsed JSON object into the messages of a prompt.
+
+    Args:
+      raw: {"prompt"}, {"question"}, {"query"} or {"messages": [...]}; an answer that comes with it is left out.
+
+    Raises:
+      ValueError: what is wrong with it and what is accepted.
+    """
+    accepted = f'expected a JSON object with "messages" or one of {list(_QUESTIONS)}'
+    if not isinstance(raw, dict):
+        raise ValueError(f"a row is {type(raw).__name__}, {accepted}")
+    for name in _QUESTIONS:
+        if name in raw:
+            return user_prompt(raw[name], f'"{name}"')
+    if not isinstance(raw.get("messages"), list):
+        raise ValueError(f"a row has the keys {sorted(map(str, raw))}, {accepted}")
+    messages = _messages(raw["messages"])
+    if messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or messages[-1]["role"] == "assistant":
+        raise ValueError('"messages" asks nothing: the last message before the answer is to be the user\'s')
+    return messages
+
+
+def user_prompt(text: Any, name: str) -> list[dict[str, str]]:
+    """Returns a text as the messages of a prompt.
+
+    Args:
+      text: what the user says.
+      name: of it, in complaints.
+
+    Raises:
+      ValueError: no text, or an empty one.
+    """
+    return [{"role": "user", "content": _text(text, name)}]
+
+
+def decode_text(raw: bytes, name: str | os.PathLike[str]) -> str:
+    r"""Returns the text of a file, without a byte order mark and with "\n" between its lines.
+
+    Args:
+      raw: what the file holds, UTF-8.
+      name: of the file, in complaints.
+
+    Raises:
+      ValueError: it is not UTF-8 (with the line number).
+    """
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return raw.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"{name}:{line}: not UTF-8; convert the file, e.g. with iconv") from None
+
+
+def parse_file(raw: bytes, name: str | os.PathLike[str], parse: Callable[[Any], Parsed]) -> list[Parsed]:
+    """Parses every object of a JSONL file or of a .json file with one list; blank lines are skipped.
+
+    Args:
+      raw: what the file holds, UTF-8.
+      name: of the file, in complaints.
+      parse: turns one object into a value, or raises ValueError.
+
+    Raises:
+      ValueError: a line that is not JSON, or that `parse` refuses (with its line number).
+    """
+    found = []
+    for number, value in _objects(name, decode_text(raw, name)):
+        try:
+            found.append(parse(value))
+        except ValueError as error:
+            raise ValueError(f"{name}:{number}: {error}") from None
+    return found
+
+
+def _objects(path: str | os.PathLike[str], text: str) -> Iterator[tuple[int, Any]]:
     """Yields (line number, object); one JSON list, or one object a line."""
     if text.lstrip().startswith("["):
         try:
@@ -118,17 +206,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file; give a JSONL or JSON file of rows")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: not UTF-8; convert the file, e.g. with iconv") from None
-    rows = []
-    for number, raw in _objects(path, text):
-        try:
-            rows.append(parse_row(raw))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
+    rows = parse_file(path.read_bytes(), path, parse_row)
     if not rows:
         raise ValueError(f"{path}:1: the file holds no rows; {_ACCEPTED}, one a line")
     return rows

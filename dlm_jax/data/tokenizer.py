@@ -119,6 +119,28 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[st
     return tokenizer(prompt_text(tokenizer, messages), add_special_tokens=False)["input_ids"]
 
 
+def pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = False) -> list[str]:
+    """Returns what each token adds to the text before it; joined, the pieces are the text of all.
+
+    A character of several tokens comes with the last of them; the ones before add "".
+
+    Args:
+      tokenizer: the tokenizer.
+      tokens: ids that follow each other.
+      skip_special_tokens: whether special tokens add "".
+    """
+    decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    found, context, start = [], 0, 0  # texts up to `start` are out; those from `context` on decide how the next begins
+    for end in range(1, len(tokens) + 1):
+        before, now = decode(tokens[context:start]), decode(tokens[context:end])
+        if now.endswith("\ufffd") and end < len(tokens):
+            found.append("")
+        else:
+            found.append(now[len(before):])
+            context, start = start, end
+    return found
+
+
 def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
     """Returns the ids of each row's prompt, and of its response with the end-of-sequence token.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from typing import Any
 
@@ -17,10 +18,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from dlm_jax.data.sources import Row
-from dlm_jax.data.tokenizer import encode_prompt
+from dlm_jax.data.tokenizer import encode_prompt, pieces
 from dlm_jax.decode import api
 from dlm_jax.evals.tasks import Task
 from dlm_jax.types import Params
+
+
+INCOMPLETE = "◌"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,18 +169,38 @@ def replay(
     Returns:
       Plain values: name, slot_size (None without slots), and frames, one a forward that changed something:
       forward (counted after prefill; 0 is the prefill), kind, drafts and commits ([position, text] and
-      [position, text, origin] lists); the end of sequence has the text "".
+      [position, text, origin] lists), as far as the answer goes. The end of sequence has the text "", a token
+      whose character ends with a later token `INCOMPLETE`.
     """
-    prompt = encode_prompt(tokenizer, row.prompt_messages)
-    text = lambda token: "" if token == tokenizer.eos_token_id else tokenizer.decode([token])
+    eos, prompt = tokenizer.eos_token_id, encode_prompt(tokenizer, row.prompt_messages)
+    events = list(api.stream(model, params, prompt, decoder, max_new_tokens=max_new_tokens, eos_id=eos,
+                             mask_id=tokenizer.mask_token_id, seed=seed))
+    answer = {p: t for event in events if event.committed for p, t in zip(event.positions, event.tokens)}
+    end = min([max_new_tokens - 1, *(p for p, t in answer.items() if t == eos)])
+    places = [p for p in sorted(answer) if p <= end]
+    final = dict(zip(places, _texts(tokenizer, [answer[p] for p in places])))
     frames: list[dict[str, Any]] = []
-    for event in api.stream(model, params, prompt, decoder, max_new_tokens=max_new_tokens,
-                            eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed):
+    for event in events:
         if not frames or frames[-1]["forward"] != event.forward:
             frames.append({"forward": event.forward, "kind": event.kind, "drafts": [], "commits": []})
-        pairs = zip(event.positions, event.tokens, event.origin)
         if event.committed:
-            frames[-1]["commits"] += [[p, text(t), origin] for p, t, origin in pairs]
+            frames[-1]["commits"] += [[p, final[p], origin] for p, origin in zip(event.positions, event.origin)
+                                      if p <= end]
         else:
-            frames[-1]["drafts"] += [[p, text(t)] for p, t, _ in pairs]
+            drafts = zip(event.positions, _draft_texts(tokenizer, event))
+            frames[-1]["drafts"] += [[p, text] for p, text in drafts if p <= end]
     return {"name": name, "slot_size": getattr(decoder, "slot_size", None), "frames": frames}
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """What a replay shows of tokens that follow each other."""
+    texts = []
+    for ends, run in itertools.groupby(tokens, lambda token: token == tokenizer.eos_token_id):
+        run = list(run)
+        texts += [""] * len(run) if ends else [text or INCOMPLETE for text in pieces(tokenizer, run)]
+    return texts
+
+
+def _draft_texts(tokenizer: PreTrainedTokenizerBase, event: api.Event) -> list[str]:
+    runs = itertools.groupby(enumerate(zip(event.positions, event.tokens)), lambda item: item[1][0] - item[0])
+    return [text for _, run in runs for text in _texts(tokenizer, [token for _, (_, token) in run])]

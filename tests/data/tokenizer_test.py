@@ -86,3 +86,14 @@ def test_bad_requests_are_refused(tokenizer, tmp_path):
     bare.eos_token = None
     with pytest.raises(ValueError, match="end-of-sequence"):
         tok.encode_row(bare, parse_row({"query": "a", "response": "b"}), 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_join_to_the_text_and_keep_characters_whole(tokenizer, seed):
+    tokens = np.random.default_rng(seed).integers(0, len(tokenizer), 40).tolist()  # most bytes are no characters
+    for skip in (False, True):
+        pieces = tok.pieces(tokenizer, tokens, skip_special_tokens=skip)
+        assert len(pieces) == 40 and "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=skip)
+    text = "snow ☃, naïve 🙂🙂 東京."
+    pieces = tok.pieces(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert "".join(pieces) == text and "" in pieces and not any("\ufffd" in piece for piece in pieces)

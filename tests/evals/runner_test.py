@@ -1,5 +1,7 @@
 """Result rows: recounted from the generation itself, independent of batching, and replays that end in the answer."""
 
+import copy
+
 import jax
 import numpy as np
 import pytest
@@ -59,21 +61,38 @@ def test_a_result_row_recounts_the_generation(model_and_params, name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_replay_ends_in_the_answer(model_and_params, name):
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_replay_ends_in_the_answer(model_and_params, name, ending):
     model, params = model_and_params
-    track = runner.replay(name, DECODERS[name], model, params, TOKENIZER, ROWS[0], max_new_tokens=16)
-    prompt = tok.encode_prompt(TOKENIZER, ROWS[0].prompt_messages)
-    out = api.generate(model, params, [prompt], DECODERS[name], max_new_tokens=16, eos_id=1, mask_id=3)
+    tokenizer = copy.deepcopy(TOKENIZER)
+    prompt = tok.encode_prompt(tokenizer, ROWS[0].prompt_messages)
+    generate = lambda eos: api.generate(model, params, [prompt], DECODERS[name], max_new_tokens=13, eos_id=eos, mask_id=3)
+    if ending:  # a token that comes after some others takes the part of the end of sequence
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(int(generate(1).tokens[0][5]))
+    eos = tokenizer.eos_token_id
+    out = generate(eos)
+    answer = out.tokens[0].tolist()
+    assert (len(answer) < 13) == ending == (answer[-1] == eos)
+    track = runner.replay(name, DECODERS[name], model, params, tokenizer, ROWS[0], max_new_tokens=13)
     commits = {position: (text, origin, frame["forward"])
                for frame in track["frames"] for position, text, origin in frame["commits"]}
-    at = np.flatnonzero(out.committed_at[0] >= 0)
+    at = np.flatnonzero(out.committed_at[0] >= 0)[: len(answer)]
     assert sorted(commits) == at.tolist()
-    for position in at:
+    shown = "".join(commits[position][0] for position in at).replace(runner.INCOMPLETE, "")
+    assert shown == tokenizer.decode([token for token in answer if token != eos])
+    for position, token in zip(at, answer):
         text, origin, forward = commits[position]
-        token = out.canvas[0, position]
-        assert text == ("" if token == 1 else TOKENIZER.decode([token]))
+        assert (text == "") == (token == eos)
         assert origin == ("drafted", "autoregressive")[out.origin[0, position]]
         assert forward == out.committed_at[0, position]
+    assert all(position <= at[-1] for frame in track["frames"] for position, _ in frame["drafts"])
     forwards = [frame["forward"] for frame in track["frames"]]
     assert forwards == sorted(set(forwards))
     assert any(frame["drafts"] for frame in track["frames"]) == (name == "refusion")
+
+
+def test_a_replay_joins_the_bytes_of_a_character():
+    ids = TOKENIZER("a☃", add_special_tokens=False)["input_ids"]
+    assert runner._texts(TOKENIZER, [*ids, 1]) == ["a", "◌", "◌", "☃", ""]
+    event = api.Event(1, "denoise", 0, [0, 1, 2, 3, 7], [*ids, ids[0]], False, ["drafted"] * 5)
+    assert runner._draft_texts(TOKENIZER, event) == ["a", "◌", "◌", "☃", "a"]
