@@ -19,7 +19,9 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -40,10 +42,12 @@ def parser() -> argparse.ArgumentParser:
                    help="hyperparameter of the decoder; may be repeated")
     p.add_argument("--preset", metavar="NAME", help="settings of a benchmark in configs/refusion.py, e.g. gsm8k")
     p.add_argument("--prompt", help="one prompt")
-    p.add_argument("--prompts", metavar="FILE", help="prompts, one a line (.txt) or a JSON row a line (.jsonl)")
+    p.add_argument("--prompts", metavar="FILE", help="prompts, one a line (.txt) or JSON rows (.jsonl, .json)")
     p.add_argument("--raw", action="store_true", help="use prompts as they are, without the chat template")
     p.add_argument("--max-new-tokens", type=int, help="longest answer, tokens (default: the preset's, else 256)")
     p.add_argument("--batch-size", type=int, default=8, help="prompts decoded at once (default: %(default)s)")
+    p.add_argument("--eos-id", type=int, help="token that ends an answer, -1 for none (default: the tokenizer's)")
+    p.add_argument("--mask-id", type=int, help="mask token of drafts (default: the tokenizer's)")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the parameters (default: as stored)")
     p.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     p.add_argument("--stream", action="store_true", help="show the answers while they are decoded, one by one")
@@ -90,6 +94,8 @@ def make_decoder(name: str, settings: list[str], preset: str | None = None) -> t
 
 def _value(field: str, text: str, default: Any) -> Any:
     try:
+        if default is None and text.lower() == "none":
+            return None
         if isinstance(default, bool):
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if isinstance(default, int):
@@ -98,7 +104,7 @@ def _value(field: str, text: str, default: Any) -> Any:
             return float(text)
         return text
     except (ValueError, KeyError):
-        kind = type(default).__name__ if default is not None else "float"
+        kind = type(default).__name__ if default is not None else "float or none"
         raise ValueError(f"--set {field}={text}: expected a {kind}, as in {field}={default}") from None
 
 
@@ -108,31 +114,21 @@ def read_prompts(options: argparse.Namespace, stdin: TextIO) -> list[list[dict[s
     Raises:
       ValueError: two sources, an empty one, or a malformed line (file and line number).
     """
-    user = lambda text: [{"role": "user", "content": text}]
+    from dlm_jax.data import sources
+
     if options.prompt is not None and options.prompts is not None:
         raise ValueError("--prompt and --prompts exclude each other: give one")
     if options.prompt is not None:
-        return [user(options.prompt)]
+        return [sources.user_prompt(options.prompt, "--prompt")]
     if options.prompts is not None and not Path(options.prompts).is_file():
         raise ValueError(f"--prompts {options.prompts}: no such file")
     name = options.prompts or "standard input"
-    lines = (Path(options.prompts).read_text() if options.prompts else stdin.read()).splitlines()
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if not name.endswith((".jsonl", ".json")):
-            found.append(user(line))
-            continue
-        try:
-            row = json.loads(line)
-            text = next(row[key] for key in ("prompt", "question", "query", "messages") if key in row)
-        except (json.JSONDecodeError, StopIteration, TypeError):
-            raise ValueError(f"{name}:{number}: expected a JSON object with prompt, question, query or messages"
-                             ) from None
-        if isinstance(text, list):
-            text = text[:-1] if text and text[-1].get("role") == "assistant" else text
-        found.append(text if isinstance(text, list) else user(text))
+    raw = Path(name).read_bytes() if options.prompts else stdin.buffer.read()
+    if name.lower().endswith((".jsonl", ".json")):
+        found = sources.parse_file(raw, name, sources.parse_prompt)
+    else:
+        lines = enumerate(sources.decode_text(raw, name).split("\n"), 1)
+        found = [sources.user_prompt(line, f"{name}:{number}") for number, line in lines if line.strip()]
     if not found:
         raise ValueError(f"{name} holds no prompts: one a line is expected")
     return found
@@ -143,35 +139,67 @@ class Screen:
 
     STYLE = {"drafted": "dark_orange", "autoregressive": "default", "draft": "bright_black"}
 
-    def __init__(self, tokenizer: Any, console: Console):
-        self._tokenizer, self._console = tokenizer, console
+    def __init__(self, tokenizer: Any, console: Console, *, eos_id: int | None, limit: int):
+        self._tokenizer, self._console, self._eos_id, self._limit = tokenizer, console, eos_id, limit
         self._shown: dict[int, tuple[int, str]] = {}
+        self._finished = False
 
-    def text(self) -> Text:
-        """Returns what is on the canvas now."""
-        out, last = Text(), -1
-        for place in sorted(self._shown):
-            token, style = self._shown[place]
-            if place > last + 1:
-                out.append(" … ", style="bright_black")
-            out.append(self._tokenizer.decode([token], skip_special_tokens=style != "draft"), style=self.STYLE[style])
-            last = place
+    def apply(self, event: Any) -> None:
+        """Takes one event in; an answer ends with its first committed end of sequence, or with the limit."""
+        if event.committed:
+            self._forget_drafts()
+        for place, token, origin in zip(event.positions, event.tokens, event.origin):
+            self._shown[place] = (token, origin if event.committed else "draft")
+        ends = [p for p, (token, style) in self._shown.items() if style != "draft" and token == self._eos_id]
+        end = min([self._limit - 1, *ends])
+        self._shown = {p: shown for p, shown in self._shown.items() if p <= end}
+
+    def finish(self) -> None:
+        """Leaves the answer alone on the canvas."""
+        self._forget_drafts()
+        self._finished = True
+
+    def _forget_drafts(self) -> None:
+        self._shown = {p: shown for p, shown in self._shown.items() if shown[1] != "draft"}
+
+    def spans(self) -> list[tuple[str, str]]:
+        """Returns the texts on the canvas now and their styles."""
+        from dlm_jax.data import tokenizer as tokenizers
+
+        out, last = [], -1
+        # tokens that follow each other are decoded together; only drafts show their special tokens
+        run = lambda item: (item[1][1][1] == "draft", 0 if self._finished else item[1][0] - item[0])
+        for (draft, _), items in itertools.groupby(enumerate(sorted(self._shown.items())), run):
+            places, cells = zip(*(item for _, item in items))
+            if places[0] > last + 1 and not self._finished:
+                out.append((" … ", self.STYLE["draft"]))
+            pieces = tokenizers.pieces(self._tokenizer, [token for token, _ in cells], skip_special_tokens=not draft)
+            out += [(piece, self.STYLE[style]) for piece, (_, style) in zip(pieces, cells)]
+            last = places[-1]
         return out
 
     def show(self, events: Any) -> int:
-        """Plays events to their end and returns the forwards they took."""
-        forwards = 0
-        with Live(console=self._console, refresh_per_second=20, transient=False) as live:
+        """Plays events to their end and returns the forwards they took; a file gets the answer alone."""
+        forwards, live = 0, self._console.is_terminal
+        with Live(console=self._console, refresh_per_second=20) if live else contextlib.nullcontext() as view:
             for event in events:
                 forwards = event.forward
-                if event.committed:
-                    self._shown = {p: s for p, s in self._shown.items() if s[1] != "draft"}
-                for place, token, origin in zip(event.positions, event.tokens, event.origin):
-                    self._shown[place] = (token, origin if event.committed else "draft")
-                live.update(self.text())
-            self._shown = {p: s for p, s in self._shown.items() if s[1] != "draft"}
-            live.update(self.text())
+                self.apply(event)
+                if live:
+                    view.update(Text.assemble(*self.spans()))
+            self.finish()
+            if live:
+                view.update(Text.assemble(*self.spans()))
+        if not live:
+            self._console.file.write("".join(text for text, _ in self.spans()) + "\n")
         return forwards
+
+
+def _opened(path: str, mode: str) -> TextIO:
+    try:
+        return open(path, mode, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from None
 
 
 def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
@@ -187,8 +215,16 @@ def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
     if not options.model:
         raise ValueError("--model is missing: a Hugging Face directory or hub id")
     decoder, length = make_decoder(options.decoder, options.settings, options.preset)
+    limit = next(n for n in (options.max_new_tokens, length, 256) if n is not None)
+    for name, value in (("--max-new-tokens", limit), ("--batch-size", options.batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} {value}: at least 1")
+    if options.stream and options.output:
+        raise ValueError("--stream shows answers and --output writes them: give one")
     messages = read_prompts(options, stdin)
-    limit = options.max_new_tokens or length or 256
+    if options.output:
+        with _opened(options.output, "a"):  # now, rather than after the work
+            pass
 
     import jax.numpy as jnp
 
@@ -201,27 +237,27 @@ def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
     encode = (lambda m: tokenizer(m[-1]["content"])["input_ids"]) if options.raw else (
         lambda m: tokenizers.encode_prompt(tokenizer, m))
     prompts = [encode(m) for m in messages]
-    special = dict(eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
+    first = lambda *ids: next((i for i in ids if i is not None), None)
+    special = dict(eos_id=first(options.eos_id, tokenizer.eos_token_id, model.config.eos_token_id),
+                   mask_id=first(options.mask_id, tokenizer.mask_token_id, model.config.mask_token_id))
     console = Console(stderr=True)
     if options.stream:
-        for prompt, message in zip(prompts, messages):
+        for i, (prompt, message) in enumerate(zip(prompts, messages)):
             console.rule(message[-1]["content"][:60])
             events = dlm_jax.stream(
-                model, params, prompt, decoder, max_new_tokens=limit, seed=options.seed, **special)
-            forwards = Screen(tokenizer, Console(file=stdout)).show(events)
+                model, params, prompt, decoder, max_new_tokens=limit, seed=options.seed, first_row=i, **special)
+            forwards = Screen(tokenizer, Console(file=stdout), eos_id=special["eos_id"], limit=limit).show(events)
             console.print(f"[bright_black]{forwards} forwards after prefill[/]")
         return
     with console.status(f"decoding {len(prompts)} prompts"):
         out = dlm_jax.generate(model, params, prompts, decoder, max_new_tokens=limit, seed=options.seed,
                                batch_size=min(options.batch_size, len(prompts)), **special)
-    sink = Path(options.output).open("w") if options.output else stdout
     forwards = out.ledger.after_prefill()
-    for i, (message, tokens) in enumerate(zip(messages, out.tokens)):
-        row = {"prompt": message[-1]["content"], "answer": tokenizer.decode(tokens, skip_special_tokens=True),
-               "tokens": int(out.ledger.committed[i]), "forwards": int(forwards[i])}
-        print(json.dumps(row, ensure_ascii=False), file=sink, flush=True)
-    if options.output:
-        sink.close()
+    with _opened(options.output, "w") if options.output else contextlib.nullcontext(stdout) as sink:
+        for i, (message, tokens) in enumerate(zip(messages, out.tokens)):
+            row = {"prompt": message[-1]["content"], "answer": tokenizer.decode(tokens, skip_special_tokens=True),
+                   "tokens": int(out.ledger.committed[i]), "forwards": int(forwards[i])}
+            print(json.dumps(row, ensure_ascii=False), file=sink, flush=True)
     console.print(f"{int(out.ledger.committed.sum())} tokens, {out.ledger.tokens_per_forward():.2f} a forward, "
                   f"{out.tokens_per_second:.1f} a second (compile {out.seconds['compile']:.1f} s not counted)")
 

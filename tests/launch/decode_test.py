@@ -4,10 +4,13 @@ import io
 import json
 
 import jax
+import numpy as np
 import pytest
+from rich.console import Console
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
+from dlm_jax.decode import api
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import decode
@@ -40,13 +43,70 @@ def test_answers_a_file_of_rows_as_json_lines(folder, tmp_path):
     assert all(0 < a["tokens"] <= 8 and a["forwards"] > 0 for a in answers)
 
 
-def test_standard_input_streaming_and_batch_agree(folder, capsys, monkeypatch):
-    arguments = ["--model", str(folder), "--max-new-tokens", "6"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has 3 apples\n\n"))
+def _stdin(text):
+    return io.TextIOWrapper(io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize("settings", [[], ["--set", "temperature=0.9"]])
+def test_standard_input_streaming_and_batch_agree(folder, capsys, monkeypatch, settings):
+    arguments = ["--model", str(folder), "--max-new-tokens", "6", *settings]
+    asked = "Tom has 3 apples\n\nTom has 3 apples\u2028or 4\r\nHow many?\n"
+    monkeypatch.setattr("sys.stdin", _stdin(asked))
     assert decode.main(arguments) == 0
-    answer = json.loads(capsys.readouterr().out)["answer"]
-    assert decode.main([*arguments, "--prompt", "Tom has 3 apples", "--stream"]) == 0
-    assert answer.split()[0] in capsys.readouterr().out
+    rows = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row["prompt"] for row in rows] == ["Tom has 3 apples", "Tom has 3 apples\u2028or 4", "How many?"]
+    monkeypatch.setattr("sys.stdin", _stdin(asked))
+    assert decode.main([*arguments, "--stream"]) == 0
+    assert capsys.readouterr().out == "".join(row["answer"] + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("decoder", [
+    "autoregressive", "refusion", "refusion:reference_compat=true"])
+def test_the_screen_ends_in_the_answer(folder, decoder):
+    name, _, setting = decoder.partition(":")
+    settings = ["slot_size=4", "block_length=8", "slot_threshold=0.02", setting] if name == "refusion" else []
+    decoder, _ = decode.make_decoder(name, [*filter(None, settings), "temperature=1"])
+    model, params = dlm_jax.load(folder)
+    tokenizer = tokenizers.load(folder)
+    ended = 0
+    for seed in range(8):
+        prompt = np.random.default_rng(seed).integers(4, len(tokenizer), 3 + seed % 3).tolist()
+        options = dict(max_new_tokens=13, mask_id=tokenizer.mask_token_id, seed=seed)
+        free = api.generate(model, params, [prompt], decoder, eos_id=-1, **options).tokens[0]
+        eos = int(free[seed % len(free)])  # a token that is likely to come, so that answers do end
+        answer = api.generate(model, params, [prompt], decoder, eos_id=eos, **options).tokens[0]
+        ended += len(answer) < 13
+        screen = decode.Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=13)
+        for event in api.stream(model, params, prompt, decoder, eos_id=eos, **options):
+            screen.apply(event)
+            screen.spans()
+        screen.finish()
+        assert _shown(screen) == tokenizer.decode(answer, skip_special_tokens=True)
+    assert ended
+
+
+def _shown(screen):
+    return "".join(text for text, _ in screen.spans())
+
+
+def _event(committed, places, tokens):
+    return api.Event(1, "verify", 0, places, tokens, committed, ["drafted"] * len(places))
+
+
+def test_the_screen_ends_where_the_answer_does_and_joins_bytes(folder):
+    tokenizer = tokenizers.load(folder)
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    snow, eos = ids("☃"), tokenizer.eos_token_id
+    assert len(snow) == 3
+    screen = decode.Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=8)
+    screen.apply(_event(True, [0, 1, 2, 6, 7, 8, 9], [*snow, *ids("3+44")]))
+    assert _shown(screen) == "☃ … 3+"  # nothing at or beyond the limit
+    screen.apply(_event(False, [3, 4], [*ids("a"), eos]))
+    assert _shown(screen) == "☃a<|im_end|> … 3+"  # a draft ends nothing
+    screen.apply(_event(True, [4], [eos]))
+    assert _shown(screen) == "☃ … "
+    screen.finish()
+    assert _shown(screen) == "☃"
 
 
 def test_list_and_help_teach(capsys):
@@ -61,6 +121,43 @@ def test_a_preset_is_the_papers_table():
     decoder, length = decode.make_decoder("refusion", ["temperature=0.5"], "gsm8k")
     assert (decoder.slot_size, decoder.block_length, decoder.slot_threshold, length) == (16, 64, 0.7, 512)
     assert decoder.temperature == 0.5
+    settings = ["token_threshold=0.3", "token_threshold=None"]
+    assert decode.make_decoder("refusion", settings)[0].token_threshold is None
+
+
+def test_special_ids_may_be_given(folder, capsys):
+    arguments = ["--model", str(folder), "--prompt", "Tom", "--max-new-tokens", "6"]
+    answers = []
+    for more in (["--eos-id", "-1"], ["--eos-id", "-1", "--decoder", "refusion", "--mask-id", "9"]):
+        assert decode.main([*arguments, *more]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == 6
+    assert decode.main([*arguments, "--decoder", "refusion", "--mask-id", "9999"]) == 2
+    assert "mask_id = 9999" in capsys.readouterr().err
+
+
+def test_prompts_are_read_as_training_rows_are(folder, tmp_path, capsys):
+    asked = [{"question": "a\u2028b"}, {"messages": [{"role": "user", "content": "☃"},
+                                                     {"role": "assistant", "content": "x"}]}]
+    lines, whole = tmp_path / "rows.jsonl", tmp_path / "rows.json"
+    lines.write_text("\ufeff" + "\n".join(json.dumps(row, ensure_ascii=False) for row in asked), encoding="utf-8")
+    whole.write_text(json.dumps(asked, indent=1))
+    for path in (lines, whole):
+        options = decode.parser().parse_args(["--prompts", str(path)])
+        assert decode.read_prompts(options, None) == [
+            [{"role": "user", "content": "a\u2028b"}], [{"role": "user", "content": "☃"}]]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(dlm_jax, "generate", None)
+    arguments = ["--model", str(folder), "--prompt", "Tom", "--output"]
+    for path in (tmp_path, tmp_path / "none" / "answers.jsonl"):
+        assert decode.main([*arguments, str(path)]) == 2
+        assert f"--output {path}: cannot be written" in capsys.readouterr().err
+    kept = tmp_path / "answers.jsonl"
+    kept.write_text("earlier answers\n")
+    assert decode.main(["--model", "nowhere/at all", *arguments[2:], str(kept)]) == 2
+    assert kept.read_text() == "earlier answers\n"
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -74,15 +171,38 @@ def test_a_preset_is_the_papers_table():
     (["--model", "FOLDER", "--prompt", "a", "--prompts", "b"], "exclude each other"),
     (["--model", "FOLDER", "--prompts", "missing.txt"], "no such file"),
     (["--model", "FOLDER", "--prompts", "EMPTY"], "holds no prompts"),
-    (["--model", "FOLDER", "--prompts", "BROKEN"], "broken.jsonl:2: expected a JSON object"),
+    (["--model", "FOLDER", "--prompt", " "], "--prompt is empty"),
+    (["--model", "FOLDER", "--max-new-tokens", "0"], "--max-new-tokens 0: at least 1"),
+    (["--model", "FOLDER", "--batch-size", "0"], "--batch-size 0: at least 1"),
+    (["--model", "FOLDER", "--stream", "--output", "x"], "give one"),
+    (["--model", "FOLDER", "--decoder", "refusion", "--set", "token_threshold=high"], "expected a float or none"),
     (["--model", "FOLDER", "--prompt", "Tom", "--max-new-tokens", "9999"], "max_position_embeddings"),
 ])
 def test_bad_input_exits_with_2(folder, tmp_path, capsys, arguments, message):
     (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n{"answer": "b"}\n')
-    places = {"FOLDER": str(folder), "EMPTY": str(tmp_path / "empty.txt"), "BROKEN": str(tmp_path / "broken.jsonl")}
+    places = {"FOLDER": str(folder), "EMPTY": str(tmp_path / "empty.txt")}
     arguments = [places.get(a, a) for a in arguments]
     if "--prompts" not in arguments and "--prompt" not in arguments:
         arguments += ["--prompt", "Tom"]
     assert decode.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line, message", [
+    (b'{"answer": "b"}', "expected a JSON object with"),
+    (b"{", "not JSON"),
+    (b'{"prompt": 3}', '"prompt" is int, expected text'),
+    (b'{"question": ""}', '"question" is empty'),
+    (b'{"messages": []}', "asks nothing"),
+    (b'{"messages": [{"role": "assistant", "content": "b"}]}', "asks nothing"),
+    (b'{"messages": ["Tom"]}', "message 0 has the role None"),
+    (b'{"messages": [{"role": "user"}]}', '"content" of message 0 is NoneType'),
+    (b'{"prompt": "\\ud800"}', "surrogate"),
+    (b'{"prompt": "\xe9"}', "not UTF-8"),
+])
+def test_bad_rows_are_named_by_file_and_line(folder, tmp_path, capsys, line, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
+    assert decode.main(["--model", str(folder), "--prompts", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "rows.jsonl:2: " in error and message in error
