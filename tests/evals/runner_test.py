@@ -66,7 +66,8 @@ def test_a_replay_ends_in_the_answer(model_and_params, name, ending):
     model, params = model_and_params
     tokenizer = copy.deepcopy(TOKENIZER)
     prompt = tok.encode_prompt(tokenizer, ROWS[0].prompt_messages)
-    generate = lambda eos: api.generate(model, params, [prompt], DECODERS[name], max_new_tokens=13, eos_id=eos, mask_id=3)
+    generate = lambda eos: api.generate(
+        model, params, [prompt], DECODERS[name], max_new_tokens=13, eos_id=eos, mask_id=3)
     if ending:  # a token that comes after some others takes the part of the end of sequence
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(int(generate(1).tokens[0][5]))
     eos = tokenizer.eos_token_id

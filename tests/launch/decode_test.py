@@ -32,7 +32,8 @@ def folder(tmp_path_factory):
 
 
 def test_answers_a_file_of_rows_as_json_lines(folder, tmp_path):
-    rows = [{"question": "How many apples?"}, {"messages": [{"role": "user", "content": "Tom?"}]}, {"prompt": "Tom has"}]
+    messages = [{"role": "user", "content": "Tom?"}]
+    rows = [{"question": "How many apples?"}, {"messages": messages}, {"prompt": "Tom has"}]
     source, target = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert decode.main(["--model", str(folder), "--decoder", "refusion", "--set", "slot_size=4", "--set",
