@@ -39,9 +39,10 @@ def model_of(options: argparse.Namespace) -> tuple[Any, Any]:
     from dlm_jax.models import build
     from dlm_jax.models.config import TransformerConfig
 
+    heads = max(2, options.width // 64)
     config = TransformerConfig(
         vocab_size=options.vocab, hidden_size=options.width, intermediate_size=3 * options.width,
-        num_layers=options.layers, num_heads=max(2, options.width // 64), num_kv_heads=max(1, options.width // 128),
+        num_layers=options.layers, num_heads=heads, num_kv_heads=heads // 2 if heads % 2 == 0 else heads,
         head_dim=64, tie_word_embeddings=True, eos_token_id=0, mask_token_id=options.vocab - 1)
     model = build.build(config)
     return model, jax.jit(build.init_params, static_argnums=0)(model, jax.random.key(0))
@@ -217,8 +218,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m launch.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=("decode", "kernels"),
                    help="what to measure; `kernels --help` has options of its own")
-    p.add_argument("--width", type=int, default=576, help="hidden size, a multiple of 64 (default: %(default)s)")
-    p.add_argument("--layers", type=int, default=12, help="layers (default: %(default)s)")
+    p.add_argument("--width", type=int, default=512, help="hidden size, a multiple of 64 (default: %(default)s)")
+    p.add_argument("--layers", type=int, default=16, help="layers (default: %(default)s)")
     p.add_argument("--vocab", type=int, default=16384, help="vocabulary (default: %(default)s)")
     p.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")
     p.add_argument("--prompt", type=int, default=96, help="prompt length, tokens (default: %(default)s)")

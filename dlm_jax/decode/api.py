@@ -78,7 +78,6 @@ def make_request(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int | Sequence[int],
-    vocab_size: int,
     capacity: int,
     eos_id: int | None = None,
     mask_id: int | None = None,
@@ -87,12 +86,11 @@ def make_request(
     batch: int = 1,
     prompt_capacity: int = 1,
 ) -> Request:
-    """Checks prompts and lays them out in a bucketed batch.
+    """Lays prompts out in a bucketed batch.
 
     Args:
-      prompts: ragged lists of token ids.
+      prompts: ragged lists of token ids, checked.
       max_new_tokens: tokens to generate, one number or one a prompt.
-      vocab_size: V.
       capacity: G, canvas length.
       eos_id: id that ends a row, or None.
       mask_id: id of the mask token, or None.
@@ -102,16 +100,8 @@ def make_request(
 
     Returns:
       The request.
-
-    Raises:
-      ValueError: no prompts, an empty prompt, an id outside the vocabulary.
     """
-    rows = [np.asarray(p, np.int32).reshape(-1) for p in prompts]
-    for i, row in enumerate(rows):
-        bad = row[(row < 0) | (row >= vocab_size)]
-        if bad.size:
-            raise ValueError(f"prompt {first_row + i} holds token id {bad[0]}, outside the vocabulary of {vocab_size} "
-                             "ids: was it made with this model's tokenizer?")
+    rows = [np.asarray(p, np.int32) for p in prompts]
     lengths = np.array([len(r) for r in rows], np.int32)
     limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
     B, P = bucket(max(len(rows), batch), least=1), bucket(max(int(lengths.max()), prompt_capacity))
@@ -128,17 +118,28 @@ def make_request(
 def _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id):
     """Raises for bad input, before any compile; returns eos and mask ids, and the canvas length."""
     config = model.config
+    if isinstance(decoder, type):
+        raise ValueError(f"decoder is the class {decoder.__name__}: make one, as in {decoder.__name__}()")
     if len(prompts) == 0:
         raise ValueError("no prompts: pass a list of at least one list of token ids")
     for i, prompt in enumerate(prompts):
-        if len(prompt) == 0:
+        ids = np.asarray(prompt)
+        if ids.size == 0:
             raise ValueError(f"prompt {i} is empty: a prompt holds at least one token (a BOS, for instance)")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"prompt {i} = {str(prompt)[:60]}: expected a list of integer token ids, and prompts a "
+                             "list of such lists")
+        bad = ids[(ids < 0) | (ids >= config.vocab_size)]
+        if bad.size:
+            raise ValueError(f"prompt {i} holds token id {bad[0]}, outside the vocabulary of {config.vocab_size} ids: "
+                             "was it made with this model's tokenizer?")
     limits = np.asarray(max_new_tokens)
-    if limits.ndim and limits.shape != (len(prompts),):
-        raise ValueError(f"max_new_tokens has {limits.size} entries for {len(prompts)} prompts")
+    if not np.issubdtype(limits.dtype, np.integer) or (limits.ndim and limits.shape != (len(prompts),)):
+        raise ValueError(f"max_new_tokens = {max_new_tokens!r}: expected an int, or one for each of {len(prompts)} "
+                         "prompts")
     if limits.min() < 1:
         raise ValueError(f"max_new_tokens = {int(limits.min())}: at least 1")
-    longest = max(len(p) for p in prompts) + int(limits.max())
+    longest = int(np.max(np.array([len(p) for p in prompts]) + limits))
     if longest > config.max_position_embeddings:
         raise ValueError(
             f"prompt and answer reach {longest} tokens, the model was made for {config.max_position_embeddings} "
@@ -203,9 +204,8 @@ def generate(
     for start in range(0, len(prompts), size):
         rows = slice(start, start + size)
         request = make_request(
-            prompts[rows], max_new_tokens=limits[rows], vocab_size=model.config.vocab_size, capacity=capacity,
-            eos_id=eos_id, mask_id=mask_id, seed=seed, first_row=start, batch=min(size, len(prompts)),
-            prompt_capacity=longest)
+            prompts[rows], max_new_tokens=limits[rows], capacity=capacity, eos_id=eos_id, mask_id=mask_id, seed=seed,
+            first_row=start, batch=min(size, len(prompts)), prompt_capacity=longest)
         parts.append(_run(model, params, decoder, request, len(prompts[rows]), int(limits.max()), eos_id))
     return parts[0] if len(parts) == 1 else _join(parts)
 
@@ -261,12 +261,14 @@ def stream(
     eos_id: int | None = None,
     mask_id: int | None = None,
     seed: int = 0,
+    first_row: int = 0,
 ) -> Iterator[Event]:
     """Decodes like `generate`, and yields what every forward drafts and commits while it happens.
 
     Args:
       model, params, decoder, max_new_tokens, eos_id, mask_id, seed: as in `generate`.
       prompts: one prompt, or several decoded side by side.
+      first_row: number of the first prompt, which seeds its sampling; `generate` counts from 0.
 
     Yields:
       An event for every row and forward that changed something: drafts first, then what was committed.
@@ -278,18 +280,20 @@ def stream(
     prompts = [prompts] if single else prompts
     eos_id, mask_id, capacity = _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id)
     request = make_request(
-        prompts, max_new_tokens=max_new_tokens, vocab_size=model.config.vocab_size, capacity=capacity, eos_id=eos_id,
-        mask_id=mask_id, seed=seed)
+        prompts, max_new_tokens=max_new_tokens, capacity=capacity, eos_id=eos_id, mask_id=mask_id, seed=seed,
+        first_row=first_row)
     return _events(model, params, loop.traced(decoder), request, len(prompts))
 
 
 def _events(model, params, decoder, request, rows) -> Iterator[Event]:
     before = None
+    inside = np.arange(request.capacity) < np.asarray(request.max_new_tokens)[:, None]
     for state in loop.step_loop(EXECUTABLES, bind, model, params, decoder, request):
         drafts, shown = (np.asarray(x) for x in _provisional(type(decoder), decoder, state))
-        now = {"tokens": np.asarray(state.canvas.tokens), "at": np.asarray(state.canvas.committed_at),
+        now = {"tokens": np.asarray(state.canvas.tokens),
+               "at": np.where(inside, np.asarray(state.canvas.committed_at), -1),
                "origin": np.asarray(state.canvas.origin), "forwards": np.asarray(state.counts.forwards),
-               "drafts": np.where(shown, drafts, -1)}
+               "drafts": np.where(shown & inside, drafts, -1)}
         if before is None:
             before = {**now, "at": np.full_like(now["at"], -1), "forwards": np.zeros_like(now["forwards"]),
                       "drafts": np.full_like(now["drafts"], -1)}

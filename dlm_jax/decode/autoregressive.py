@@ -10,7 +10,7 @@ from jax import Array
 
 from dlm_jax.decode import sampling
 from dlm_jax.decode.ledger import DECODE, Counts
-from dlm_jax.decode.state import AUTOREGRESSIVE, Canvas, Request, prefill
+from dlm_jax.decode.state import AUTOREGRESSIVE, Canvas, Request, check_number, prefill
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
 from dlm_jax.types import Scorer
@@ -46,12 +46,13 @@ class Autoregressive:
 
     def check(self) -> None:
         """See `state.Decoder.check`."""
-        if self.temperature < 0:
-            raise ValueError(f"temperature = {self.temperature}: must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k = {self.top_k}: must be 0 (off) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p = {self.top_p}: must lie in (0, 1]")
+        check_number("temperature", self.temperature, 0)
+        check_number("top_k", self.top_k, 0, kind=int)
+        check_number("top_p", self.top_p, 1e-6, 1)
+
+    def resolved(self) -> "Autoregressive":
+        """See `state.Decoder.resolved`."""
+        return self
 
     def generation_capacity(self, max_new_tokens: int) -> int:
         """See `state.Decoder.generation_capacity`."""

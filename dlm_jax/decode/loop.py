@@ -6,6 +6,7 @@ special ids and keys are traced values of the decoder and the request.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,9 +21,12 @@ Bind = Callable[[Any, Params], Any]  # (model, params) -> Scorer
 
 
 def traced(decoder: Decoder) -> Decoder:
-    """Returns the decoder with its float and int hyperparameters as arrays, so that they become arguments."""
-    as_array = lambda x: jnp.asarray(x, jnp.float32 if isinstance(x, float) else None)
-    return jax.tree.map(as_array, decoder)
+    """Returns the decoder with its defaults filled in and its numbers as arrays, so that they become arguments."""
+    decoder = decoder.resolved()
+    dtypes = {"float": jnp.float32, "int": jnp.int32}
+    arrays = {f.name: jnp.asarray(getattr(decoder, f.name), dtypes[f.type.split(" ")[0]])
+              for f in dataclasses.fields(decoder) if not f.metadata.get("static")}
+    return dataclasses.replace(decoder, **arrays)
 
 
 class Executables:

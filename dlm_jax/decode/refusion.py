@@ -21,7 +21,7 @@ from jax import Array
 from dlm_jax.decode import refusion_rules as rules
 from dlm_jax.decode import sampling
 from dlm_jax.decode.ledger import DECODE, DENOISE, DRAFT, REFRESH, VERIFY, Counts
-from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, prefill
+from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_number, prefill
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
 from dlm_jax.types import Scorer
@@ -110,7 +110,7 @@ class ReFusion:
       slots_per_round: slots chosen when `confidence_aware` is off.
       temperature: of drafts and infilled tokens; 0 is greedy.
       reference_compat: do as the released code does where it leaves the paper: completion by redraft, every
-        slot's first token accepted, keys and values of slots refined together kept row-wise, and an EOS in
+        slot's first token accepted, the mask token not excluded, keys and values of slots refined together kept row-wise, and an EOS in
         refinement closing slots by row index, so that earlier slots may be lost and their positions stay empty.
     """
 
@@ -144,14 +144,16 @@ class ReFusion:
 
     def check(self) -> None:
         """See `state.Decoder.check`."""
-        for name in ("slot_threshold", "token_threshold"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} = {value}: a probability in [0, 1]")
-        if self.temperature < 0:
-            raise ValueError(f"temperature = {self.temperature}: must be 0 (greedy) or more")
-        if self.slots_per_round < 1:
-            raise ValueError(f"slots_per_round = {self.slots_per_round}: at least 1")
+        check_number("slot_threshold", self.slot_threshold, 0, 1)
+        if self.token_threshold is not None:
+            check_number("token_threshold", self.token_threshold, 0, 1)
+        check_number("temperature", self.temperature, 0)
+        check_number("slots_per_round", self.slots_per_round, 1, kind=int)
+
+    def resolved(self) -> "ReFusion":
+        """See `state.Decoder.resolved`."""
+        tau = self.slot_threshold if self.token_threshold is None else self.token_threshold
+        return dataclasses.replace(self, token_threshold=tau)
 
     @property
     def needs_mask(self) -> bool:
@@ -165,10 +167,6 @@ class ReFusion:
     @property
     def _redrafts(self) -> bool:
         return self.confidence_aware and (self.reference_compat or self.completion == "redraft")
-
-    @property
-    def _token_threshold(self):
-        return self.slot_threshold if self.token_threshold is None else self.token_threshold
 
     def generation_capacity(self, max_new_tokens: int) -> int:
         """See `state.Decoder.generation_capacity`: whole blocks."""
@@ -280,8 +278,12 @@ class ReFusion:
             jnp.where(active, P + index, S),
         )
         logits = score.head(hidden)
+        if not self.reference_compat:  # a mask is no answer
+            logits = jnp.where(jnp.arange(logits.shape[-1]) == request.mask_id, -jnp.inf, logits)
         keys = sampling.draw_keys(request.keys, state.counts.after_prefill(), index)
         token = sampling.sample(logits, keys, self.temperature)
+        if self.reference_compat:  # the released code redrafts greedily at any temperature
+            token = jnp.where((state.phase == REDRAFT)[:, None], jnp.argmax(logits, axis=-1), token)
         total = jax.nn.logsumexp(logits, axis=-1)
         probability = lambda ids: jnp.exp(jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - total)
         return token, probability(token), probability(queries.following[:, take]), cache
@@ -314,7 +316,7 @@ class ReFusion:
         window = lambda x: x[:, :W].reshape(B, n, k)
         token_w, tail_token = window(token), token[:, W:]
         # a token inside a slot is judged by the logits of the token before it
-        judged = jnp.roll(window(following), 1, axis=-1) > self._token_threshold
+        judged = jnp.roll(window(following), 1, axis=-1) > self.token_threshold
         live = ~s.done
         at = lambda *phases: live & jnp.isin(s.phase, jnp.array(phases))
         wide = lambda row: row[:, None, None]
@@ -333,7 +335,7 @@ class ReFusion:
         origin = jnp.where(wide(plan), DRAFTED, s.origin)
         first_only = jnp.zeros((B, n, k), bool).at[..., 0].set(True) & chosen[..., None]
         tagged = jnp.where(wide(plan), first_only, s.tagged)
-        first_ok = window(confidence)[..., 0] > self._token_threshold
+        first_ok = window(confidence)[..., 0] > self.token_threshold
         first_ok = jnp.where(plan[:, None], first_ok | self.reference_compat, s.first_accepted)
         rank = jnp.where(plan[:, None] & (s.rank == FRESH), COMMITTED, s.rank)
         pending = jnp.where(plan[:, None], -1, s.pending)

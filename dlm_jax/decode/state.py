@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dlm_jax.decode.ledger import PREFILL, Counts
@@ -112,6 +113,9 @@ class Decoder(Protocol):
     def check(self) -> None:
         """Raises ValueError for hyperparameters that make no sense."""
 
+    def resolved(self) -> "Decoder":
+        """Returns the decoder with values in place of None, so that equal hyperparameters compile alike."""
+
     def generation_capacity(self, max_new_tokens: int) -> int:
         """Returns the canvas length G needed for that many tokens."""
 
@@ -147,6 +151,22 @@ def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, C
     active = request.max_new_tokens > 0
     counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, active)
     return last, kv_cache.grow(cache, P + request.capacity), counts
+
+
+def check_number(name: str, value: float, least: float, most: float = float("inf"), kind: type = float) -> None:
+    """Raises ValueError unless a hyperparameter is a number of its kind in [least, most].
+
+    Args:
+      name: of the hyperparameter.
+      value: what was given; a float may be given as an int.
+      least, most: accepted range.
+      kind: float or int.
+    """
+    fits = isinstance(value, (int, np.integer)) or (kind is float and isinstance(value, (float, np.floating)))
+    if not fits or isinstance(value, bool) or not least <= value <= most:  # NaN compares false
+        upper = "" if most == float("inf") else f" and at most {most}"
+        raise ValueError(f"{name} = {value!r}: expected {'an int' if kind is int else 'a number'} of at least "
+                         f"{least}{upper}")
 
 
 def bucket(size: int, least: int = 16) -> int:

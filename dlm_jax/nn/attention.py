@@ -13,7 +13,7 @@ from dlm_jax.nn.visibility import Visibility
 from pallas_kernels import block_mask_attention
 
 CHUNK = 128  # queries a step of the chunked form
-DENSE_LIMIT = 1 << 20  # T x S up to which the dense form is used by "auto"
+DENSE_LIMIT = 1 << 25  # logits (B x N x T x S) up to which the dense form is used by "auto": 128 MiB
 
 
 def attention(
@@ -29,8 +29,8 @@ def attention(
       scale: factor on the logits, unitless; default H ** -0.5.
       form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
         its memory is O(T); "kernel" is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees (on a
-        mesh of several chips call it inside `jax.shard_map`); "auto" takes the first while T x S is small, then
-        the second.
+        mesh of several chips call it inside `jax.shard_map`); "auto" takes the first while there are few
+        logits, then the second.
 
     Returns:
       (B, T, N, H) in q's dtype.
@@ -49,7 +49,7 @@ def attention(
         raise ValueError(f"visibility is over {shape} (queries, keys) but q and k hold {(T, S)}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if form == "auto":
-        form = "reference" if T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
+        form = "reference" if q.shape[0] * q.shape[2] * T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
     if form == "reference" or not isinstance(visibility, Visibility):
         mask = visibility.dense() if isinstance(visibility, Visibility) else visibility
         return _dense(q, k, v, mask, scale)

@@ -11,15 +11,17 @@ class Reference:
     """Decodes one prompt by the paper's rule; `probabilities(tokens, positions, mask)` is the model."""
 
     def __init__(self, probabilities, prompt, *, k, block, slot_threshold, token_threshold, length, eos, mask,
-                 certainty="first", kv="reuse", completion="autoregressive", confidence_aware=True, slots_per_round=1):
+                 certainty="first", kv="reuse", completion="autoregressive", confidence_aware=True, slots_per_round=1,
+                 compat=False):
         self.probabilities, self.k, self.block = probabilities, k, block
         self.slot_threshold, self.token_threshold = slot_threshold, token_threshold
         self.length, self.eos, self.mask = length, eos, mask
         self.certainty, self.kv, self.completion = certainty, kv, completion
-        self.confidence_aware, self.slots_per_round = confidence_aware, slots_per_round
+        self.confidence_aware, self.slots_per_round, self.compat = confidence_aware, slots_per_round, compat
         self.tokens, self.positions = list(prompt), list(range(len(prompt)))
         self.sees = [list(range(i + 1)) for i in range(len(prompt))]
         self.start, self.calls, self.origin = len(prompt), 0, {}
+        self.shares, self.kinds = [], {"mdm": 0, "global_verify": 0, "refine_draft": 0, "refine_verify": 0}
 
     def forward(self, tokens, positions, causal_from):
         """Probabilities at new tokens; new token i sees all committed ones and new ones from causal_from[i] to i."""
@@ -76,6 +78,7 @@ class Reference:
         """One plan-and-infill iteration over the open slots; returns those left and whether EOS came."""
         k, places = self.k, lambda s: [self.start + s + j for j in range(self.k)]
         p = self.joint([self.mask] * (k * len(slots)), [q for s in slots for q in places(s)])
+        self.kinds["mdm"] += 1
         draft = p.argmax(-1).reshape(-1, k)
         confidence = p.max(-1).reshape(-1, k)
         score = confidence[:, 0] if self.certainty == "first" else confidence.mean(1)
@@ -87,9 +90,10 @@ class Reference:
         length = 1
         if self.confidence_aware:
             p = self.joint([t for _, ids in rows for t in ids], [q for pl, _ in rows for q in pl])
+            self.kinds["global_verify"] += 1
             ok = np.ones((len(rows), k), bool)
             for r, (_, ids) in enumerate(rows):
-                ok[r, 0] = confidence[chosen[r], 0] > self.token_threshold
+                ok[r, 0] = self.compat or confidence[chosen[r], 0] > self.token_threshold
                 for j in range(1, k):
                     ok[r, j] = p[r * k + j - 1][ids[j]] > self.token_threshold
             flat = ok.reshape(-1)
@@ -97,16 +101,18 @@ class Reference:
             accepted = [t for _, ids in rows for t in ids][:prefix]
             if self.eos in accepted:
                 r, j = divmod(accepted.index(self.eos), k)
+                self.shares.append(k * (r + 1) / 2)
                 self.commit([*rows[:r], [rows[r][0][: j + 1], rows[r][1][: j + 1]]], joint=True)
                 cut = slots[chosen[r]]
                 return [s for i, s in enumerate(slots) if s < cut and i not in chosen[:r]], True
             if prefix >= k:
                 whole = prefix // k
+                self.shares.append(k * whole / 2)
                 self.commit(rows[:whole], joint=True)
                 return [s for i, s in enumerate(slots) if i not in chosen[:whole]], False
             ok[:, 0] = True
             lengths = [int(np.argmin(o)) if not o.all() else k for o in ok]
-            if self.completion == "redraft":
+            if self.completion == "redraft" or self.compat:
                 return self.redraft(slots, chosen, rows, lengths)
             length = min(lengths)
         return self.infill(slots, chosen, rows, length)
@@ -139,8 +145,9 @@ class Reference:
         return self.close(slots, chosen, rows, joint, origins)
 
     def redraft(self, slots, chosen, rows, lengths):
-        k = self.k
+        k, drafted, rounds = self.k, len(rows), 0
         while any(n < k for n in lengths):
+            rounds += 1
             p = self.apart([[pl, ids[:n] + [self.mask] * (k - n)] for (pl, ids), n in zip(rows, lengths)])
             for r, n in enumerate(lengths):
                 rows[r][1] = rows[r][1][:n] + [int(t) for t in p[r].argmax(-1)[n:]]
@@ -155,6 +162,9 @@ class Reference:
                     del rows[r + 1:], lengths[r + 1:]
                     lengths[r] = k
                     break
+        self.kinds["refine_draft"] += rounds
+        self.kinds["refine_verify"] += rounds
+        self.shares.append(k * drafted / (2 * rounds + 2))
         rows = [[pl, ids[: ids.index(self.eos) + 1] if self.eos in ids else ids] for pl, ids in rows]
         if self.kv == "recompute":
             self.joint([t for _, ids in rows for t in ids], [q for pl, ids in rows for q in pl[: len(ids)]])
@@ -162,7 +172,9 @@ class Reference:
 
     def close(self, slots, chosen, rows, joint, origins):
         self.commit([[pl[: len(ids)], ids] for pl, ids in rows], joint, origins)
-        gone = set(chosen[: len(rows)])
+        gone = set(chosen if self.compat else chosen[: len(rows)])
         eos = self.eos in rows[-1][1]
+        if eos and self.compat:  # the released code closes by row, not by slot
+            return [s for i, s in enumerate(slots) if i not in gone and i < len(rows) - 1], True
         cut = slots[chosen[len(rows) - 1]] if eos else self.length + self.k
         return [s for i, s in enumerate(slots) if i not in gone and s < cut], eos

@@ -31,7 +31,8 @@ def test_equals_the_plain_reference(case):
     @jax.jit
     def forward(tokens, positions, mask):
         hidden, _ = model.scorer(params).hidden(tokens, positions, mask)
-        return jax.nn.softmax(model.scorer(params).head(hidden), axis=-1)
+        logits = model.scorer(params).head(hidden)
+        return jax.nn.softmax(logits.at[..., MASK].set(-jnp.inf), axis=-1)  # a mask is no answer
 
     def probabilities(tokens, positions, mask):  # padded to one shape, so that it compiles once
         size, fixed = len(tokens), 96
