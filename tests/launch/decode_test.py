@@ -110,6 +110,20 @@ def test_the_screen_ends_where_the_answer_does_and_joins_bytes(folder):
     assert _shown(screen) == "☃"
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_sees_the_drafts_and_a_file_the_answer_alone(folder, terminal):
+    tokenizer = tokenizers.load(folder)
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    target, tokens = io.StringIO(), [*ids("☃\r"), *ids("1" * 200)]
+    events = [_event(False, [0], ids("7")), _event(True, list(range(len(tokens))), tokens)]
+    screen = decode.Screen(tokenizer, Console(file=target, force_terminal=terminal), eos_id=1, limit=999)
+    assert screen.show(events) == 1
+    if terminal:
+        assert "☃" in target.getvalue() and "\x1b[" in target.getvalue()
+    else:
+        assert target.getvalue() == "☃\r" + "1" * 200 + "\n"
+
+
 def test_list_and_help_teach(capsys):
     assert decode.main(["--list"]) == 0
     assert "slot_threshold = 0.6" in capsys.readouterr().out
