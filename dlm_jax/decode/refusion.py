@@ -20,71 +20,11 @@ from jax import Array
 
 from dlm_jax.decode import refusion_rules as rules
 from dlm_jax.decode import sampling
-from dlm_jax.decode.ledger import DECODE, DENOISE, DRAFT, REFRESH, VERIFY, Counts
+from dlm_jax.decode.refusion_state import (
+    COMMITTED, FRESH, INFILL_MANY, INFILL_ONE, JUDGE, KIND, PLAN, RECOMPUTE, REDRAFT, REJUDGE, Queries, State)
 from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_number, prefill
 from dlm_jax.nn import visibility as vis
-from dlm_jax.nn.cache import KVCache
 from dlm_jax.types import Scorer
-
-# What the next forward of a row does.
-PLAN = 0  # draft every open slot of the block from masks
-JUDGE = 1  # score the chosen drafts jointly, as one causal sequence
-INFILL_MANY = 2  # feed the verified part of each chosen slot, predict one token a slot
-INFILL_ONE = 3  # feed the newest token of each chosen slot, predict one token a slot
-REDRAFT = 4  # released code: draft the rejected tails again from masks
-REJUDGE = 5  # released code: score each slot on its own
-RECOMPUTE = 6  # give slots refined together keys and values that see each other (Table 4)
-_KIND = (DENOISE, VERIFY, DECODE, DECODE, DRAFT, VERIFY, REFRESH)
-
-COMMITTED, FRESH = 0, 1  # ranks; FRESH tokens wait for the key and value of their slot's last token
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-    """Loop carry.
-
-    Attributes:
-      draft: (B, n, k) int32 provisional tokens of the current block.
-      origin: (B, n, k) int32 where each came from.
-      tagged: (B, n, k) bool verified or infilled, not yet committed.
-      first_accepted: (B, n) bool verdict on each draft's first token.
-      open_slots: (B, n) bool slots of the block that are still masked.
-      chosen: (B, n) bool slots being infilled.
-      pending: (B, n) int32 committed tokens whose key and value the next forward writes; -1 for none.
-      rank: (B, G) int32 `COMMITTED`, `FRESH` or -1.
-      block: (B,) int32. phase: (B,) int32. eos_seen: (B,) bool. done: (B,) bool.
-    """
-
-    canvas: Canvas
-    draft: Array
-    origin: Array
-    tagged: Array
-    first_accepted: Array
-    open_slots: Array
-    chosen: Array
-    pending: Array
-    rank: Array
-    block: Array
-    phase: Array
-    eos_seen: Array
-    done: Array
-    cache: KVCache
-    counts: Counts
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Queries:
-    """One forward's inputs, each (B, Q); `index` is the generated-token index, `following` the next draft."""
-
-    tokens: Array
-    index: Array
-    active: Array
-    group: Array
-    limit: Array
-    following: Array
-
 
 def _static(default):
     return dataclasses.field(default=default, metadata=dict(static=True))
@@ -208,7 +148,7 @@ class ReFusion:
 
     # ---- the forward -------------------------------------------------------------------------------------
 
-    def _queries(self, request: Request, state: State) -> _Queries:
+    def _queries(self, request: Request, state: State) -> Queries:
         s, B, n, k = state, request.batch, self._slots, self.slot_size
         phase = s.phase[:, None, None]
         index = self._window_index(s.block)
@@ -234,7 +174,7 @@ class ReFusion:
         )
         tail_active = jnp.where(infill, s.chosen, s.pending >= 0) & ~s.done[:, None]
         join = lambda window, tail: jnp.concatenate([window.reshape(B, n * k), tail], axis=1)
-        return _Queries(
+        return Queries(
             tokens=join(jnp.where(masked, request.mask_id, s.draft), tail_tokens),
             index=join(index, tail_index),
             active=join(active, tail_active),
@@ -243,7 +183,7 @@ class ReFusion:
             following=join(following, jnp.zeros_like(tail_index)),
         )
 
-    def _visibility(self, request: Request, state: State, queries: _Queries, take: slice) -> vis.Visibility:
+    def _visibility(self, request: Request, state: State, queries: Queries, take: slice) -> vis.Visibility:
         """Committed keys by rank; drafts by group: jointly, or slot by slot while infilling."""
         B, G, W, k = request.batch, request.capacity, self.block_length, self.slot_size
         seen = queries.active[:, :W].reshape(B, self._slots, k)
@@ -320,7 +260,7 @@ class ReFusion:
         live = ~s.done
         at = lambda *phases: live & jnp.isin(s.phase, jnp.array(phases))
         wide = lambda row: row[:, None, None]
-        kind = jnp.array(_KIND)[s.phase]
+        kind = jnp.array(KIND)[s.phase]
         counts = s.counts.add(kind, jnp.sum(queries.active, axis=1), live)
 
         # PLAN: draft, score, choose
