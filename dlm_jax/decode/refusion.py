@@ -26,6 +26,7 @@ from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, check
 from dlm_jax.nn import visibility as vis
 from dlm_jax.types import Scorer
 
+
 def _static(default):
     return dataclasses.field(default=default, metadata=dict(static=True))
 

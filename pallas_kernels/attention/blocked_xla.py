@@ -4,7 +4,6 @@ Letters: B batch, T query tokens, S keys, K key heads, G query heads per key hea
 """
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 

@@ -24,27 +24,9 @@ def copy_some(folder, into, stems):
 
 
 def test_packed_two_stream_case(tmp_path):
-    """One packed case with the default form; the rest are slow."""
+    """One packed case with the default form; `python -m tests.oracle` runs them all in every form."""
     for folder in folders(oracle_kernels.is_flare):
         passed, error, detail = oracle_kernels.run_flare(copy_some(folder, tmp_path, ["case2"]), forms=("folded",))
-        assert passed, detail
-
-
-@pytest.mark.slow
-def test_all_two_stream_cases():
-    found = folders(oracle_kernels.is_flare)
-    assert found
-    for folder in found:
-        passed, error, detail = oracle_kernels.run_flare(folder)
-        assert passed, detail
-
-
-@pytest.mark.slow
-def test_unit_cases():
-    found = folders(oracle_kernels.is_gdn_units)
-    assert found
-    for folder in found:
-        passed, error, detail = oracle_kernels.run_gdn_units(folder)
         assert passed, detail
 
 
