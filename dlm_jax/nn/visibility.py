@@ -121,3 +121,29 @@ def block_causal(block: Array) -> Visibility:
       block: (B, T) int32 block number, non-decreasing along a row; negative on padding.
     """
     return by_rank(jnp.zeros_like(block), block, block)
+
+
+def block_diffusion(block: Array) -> Visibility:
+    """Two streams of the same tokens in one row, [noisy; clean]: T of each.
+
+    A noisy token sees the noisy tokens of its own block and the clean ones of earlier blocks; a clean token sees the
+    clean tokens up to the end of its block. A token of no block sees nothing and is seen by none.
+
+    Args:
+      block: (B, T) int32 block number, non-decreasing along a row; negative on padding.
+
+    Returns:
+      The rule over 2 T queries and keys.
+
+    Source: BD3-LM (arXiv 2503.09573), Sec. 3.3 and its training mask.
+    """
+    none, join = jnp.full_like(block, NONE), lambda noisy, clean: jnp.concatenate([noisy, clean], axis=1)
+    return Visibility(
+        floor_q=jnp.zeros_like(join(block, block)),
+        limit_q=join(jnp.maximum(block - 1, NONE), block),
+        group_q=join(block, none),
+        order_q=jnp.zeros_like(join(block, block)),
+        rank_k=join(none, block),
+        group_k=join(block, none),
+        order_k=jnp.zeros_like(join(block, block)),
+    )

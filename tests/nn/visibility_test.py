@@ -73,6 +73,25 @@ def test_block_causal(seed):
     np.testing.assert_array_equal(got, loop(3, 12, 12, lambda b, i, j: block[b, j] >= 0 and block[b, j] <= block[b, i]))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_block_diffusion(seed):
+    draw = np.random.default_rng(seed)
+    T = 9
+    block = np.sort(draw.integers(0, 4, (3, T)), axis=1)
+    block[2, 7:] = -1
+    block[1, :2] = -1  # left padding too
+
+    def sees(b, i, j):
+        mine, other = block[b, i % T], block[b, j % T]
+        if mine < 0 or other < 0:
+            return False
+        if j < T:
+            return i < T and mine == other
+        return other < mine if i < T else other <= mine
+
+    np.testing.assert_array_equal(vis.block_diffusion(jnp.asarray(block, jnp.int32)).dense(), loop(3, 2 * T, 2 * T, sees))
+
+
 def test_padding_matches_nothing_even_through_groups():
     rule = vis.bidirectional(jnp.array([[True, True, False]]))
     grouped = dataclasses.replace(rule, group_q=jnp.array([[-1, 0, -1]]), group_k=jnp.array([[-1, 0, -1]]),
