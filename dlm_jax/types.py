@@ -17,6 +17,11 @@ class Scorer(Protocol):
     """The model as objectives and decoders see it: pure functions with the parameters already bound."""
 
     vocab_size: int
+    shift: int  # the output at index i predicts the token at i + shift; outputs are never moved
+    bidirectional: bool  # whether the family's own visibility is whole, or causal
+
+    def view(self, name: str) -> "Scorer":
+        """Returns the scorer of a view of a dual model, "ar" (this one) or "diffusion"."""
 
     def hidden(
         self,
@@ -31,9 +36,11 @@ class Scorer(Protocol):
         Args:
           tokens: (B, T) int32 token ids.
           positions: (B, T) int32 logical positions, the only thing RoPE sees.
-          visibility: which keys each query sees; over the T tokens themselves, or over the S cache entries.
+          visibility: which keys each query sees: the T tokens themselves without a cache, its S entries with one, the
+            S entries followed by the T tokens where the cache is only read.
           cache: a `KVCache` of capacity S, or None.
-          slots: (B, T) int32 cache entry that each token's key and value are written to; S discards it.
+          slots: (B, T) int32 cache entry that each token's key and value are written to; S discards it. None only
+            reads the cache.
 
         Returns:
           (B, T, D) hidden states after the final norm, and the updated cache (None without one).

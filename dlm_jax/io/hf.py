@@ -61,14 +61,15 @@ def _check_stored(
     path: str | Path, stored: Mapping[str, np.ndarray], wanted: list[names.Parameter], config: TransformerConfig
 ) -> None:
     shapes = {name: p.stored_shape for p in wanted for name in p.names}
-    head, embed = stored.get(names.HEAD[0]), stored.get("model.embed_tokens.weight")
+    head_name = names.head_row(config)[0]
+    head, embed = stored.get(head_name), stored.get(wanted[0].names[0])
     spare = {name for name in stored if names.IGNORED.search(name)}
     if config.tie_word_embeddings and head is not None and embed is not None:
         # exporters may store the tied head as well; a head that differs is another model
         if head.shape != embed.shape or any(a.tobytes() != b.tobytes() for a, b in zip(head, embed)):
-            raise ValueError(f"{path}: tie_word_embeddings is true but {names.HEAD[0]} differs from the embedding; "
+            raise ValueError(f"{path}: tie_word_embeddings is true but {head_name} differs from the embedding; "
                              "set tie_word_embeddings to false in config.json")
-        spare.add(names.HEAD[0])
+        spare.add(head_name)
     problems = [f"missing {name} of shape {shape}" for name, shape in shapes.items() if name not in stored]
     problems += [f"unknown {name} of shape {stored[name].shape}" for name in stored
                  if name not in shapes and name not in spare]

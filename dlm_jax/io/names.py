@@ -44,9 +44,36 @@ _QKV_BIAS: tuple[Row, ...] = (
     ("model.layers.{L}.self_attn.k_proj.bias", "layers.attention.k_bias", "(K H) -> K H"),
     ("model.layers.{L}.self_attn.v_proj.bias", "layers.attention.v_bias", "(K H) -> K H"),
 )
-HEAD: Row = ("lm_head.weight", "lm_head", "V D -> V D")  # absent where the head is the embedding
 
-TABLES: Mapping[str, tuple[Row, ...]] = {"qwen3": _DENSE + _QK_NORM, "qwen2": _DENSE + _QKV_BIAS}
+
+def _with_diffusion_view(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Adds the second attention set of a dual model (Orthrus): every tensor of the first under another name."""
+    return rows + tuple(
+        (re.sub(r"\.(weight|bias)$", r"_diff.\1", name), path.replace(".attention.", ".attention_diffusion."), layout)
+        for name, path, layout in rows if ".attention." in path)
+
+
+_BLOCK = "model.transformer.blocks.{L}."
+_LLADA: tuple[Row, ...] = (
+    ("model.transformer.wte.weight", "embed", "V D -> V D"),
+    ("model.transformer.ln_f.weight", "final_norm", "D -> D"),
+    (_BLOCK + "attn_norm.weight", "layers.input_norm", "D -> D"),
+    (_BLOCK + "ff_norm.weight", "layers.post_attention_norm", "D -> D"),
+    (_BLOCK + "q_proj.weight", "layers.attention.q_proj", "(N H) D -> D N H"),
+    (_BLOCK + "k_proj.weight", "layers.attention.k_proj", "(K H) D -> D K H"),
+    (_BLOCK + "v_proj.weight", "layers.attention.v_proj", "(K H) D -> D K H"),
+    (_BLOCK + "attn_out.weight", "layers.attention.o_proj", "D (N H) -> N H D"),
+    (_BLOCK + "ff_proj.weight", "layers.mlp.gate_proj", "F D -> D F"),
+    (_BLOCK + "up_proj.weight", "layers.mlp.up_proj", "F D -> D F"),
+    (_BLOCK + "ff_out.weight", "layers.mlp.down_proj", "D F -> F D"),
+)
+
+_QWEN3, _QWEN2 = _DENSE + _QK_NORM, _DENSE + _QKV_BIAS
+TABLES: Mapping[str, tuple[Row, ...]] = {
+    "qwen3": _QWEN3, "qwen2": _QWEN2,
+    "orthrus": _with_diffusion_view(_QWEN3), "orthrus-qwen2": _with_diffusion_view(_QWEN2),
+    "llada": _LLADA, "Dream": _QWEN2, "a2d-qwen3": _QWEN3, "a2d-qwen2": _QWEN2}
+_HEADS = {"llada": "model.transformer.ff_out.weight"}
 
 # buffers that old exporters wrote beside the weights; they follow from the config
 IGNORED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
@@ -125,7 +152,12 @@ def parameter(row: Row, sizes: Mapping[str, int]) -> Parameter:
     return Parameter(tuple(path.split(".")), names, lead, stored, tuple(right.split()))
 
 
+def head_row(config: TransformerConfig) -> Row:
+    """Returns the row of the head, which a checkpoint lacks where the head is the embedding."""
+    return _HEADS.get(config.family, "lm_head.weight"), "lm_head", "V D -> V D"
+
+
 def parameters(config: TransformerConfig) -> Sequence[Parameter]:
-    """Returns every parameter of a configuration, in the order of its family's table."""
-    rows = TABLES[config.family] + (() if config.tie_word_embeddings else (HEAD,))
+    """Returns every parameter of a configuration, the embedding first, in the order of its family's table."""
+    rows = TABLES[config.family] + (() if config.tie_word_embeddings else (head_row(config),))
     return [parameter(row, letters(config)) for row in rows]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.models.transformer import Transformer
+from dlm_jax.models.transformer import VIEWS, Transformer
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn import visibility as vis
 from dlm_jax.types import Params
@@ -34,6 +34,29 @@ class BoundScorer:
         """Dtype the body computes in."""
         return self.model.dtype or self.params["embed"].dtype
 
+    @property
+    def shift(self) -> int:
+        """See `types.Scorer.shift`."""
+        return self.model.config.shift
+
+    @property
+    def bidirectional(self) -> bool:
+        """See `types.Scorer.bidirectional`."""
+        return self.model.config.bidirectional
+
+    def view(self, name: str) -> "BoundScorer":
+        """See `types.Scorer.view`.
+
+        Raises:
+          ValueError: an unknown view, or a second view of a model that has one.
+        """
+        if name not in VIEWS:
+            raise ValueError(f"view {name!r}: expected one of {sorted(VIEWS)}")
+        if name != "ar" and not self.model.config.dual:
+            raise ValueError(f"a {self.model.config.family} model has no {name} view: make a dual model of it first "
+                             "(models.build.init_from_ar, or launch.convert_weights to-orthrus)")
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, view=name))
+
     def hidden(self, tokens, positions, visibility, cache=None, slots=None):
         """See `types.Scorer.hidden`."""
         return self.model.apply(
@@ -54,7 +77,7 @@ class BoundScorer:
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         if visibility is None:
-            visibility = vis.causal(jnp.ones(tokens.shape, bool))
+            visibility = (vis.bidirectional if self.bidirectional else vis.causal)(jnp.ones(tokens.shape, bool))
         return self.head(self.hidden(tokens, positions, visibility)[0])
 
 
@@ -92,6 +115,49 @@ def unroll(model: Transformer, params: Params) -> tuple[Transformer, Params]:
     rest = {name: value for name, value in params.items() if name != "layers"}
     layers = {f"layers_{i}": jax.tree.map(lambda x: x[i], params["layers"]) for i in range(model.config.num_layers)}
     return dataclasses.replace(model, scan=False), {**rest, **layers}
+
+
+_DUAL = {"qwen3": "orthrus", "qwen2": "orthrus-qwen2"}
+
+
+def init_from_ar(model: Transformer, params: Params, mask_id: int | None = None) -> tuple[Transformer, Params]:
+    """Makes a dual-view model of an autoregressive one, its diffusion view a copy of the AR view.
+
+    Args:
+      model: an autoregressive module, layers scanned or not.
+      params: its parameters; those of the AR view are used as they are.
+      mask_id: id of the mask token; None keeps the configuration's.
+
+    Returns:
+      The dual module and its parameters. The AR view is the model given, bit for bit.
+
+    Raises:
+      ValueError: a model that is not autoregressive or has two views already, or no mask id.
+
+    Source: Orthrus, Sec. 3.1 (initialisation of the diffusion heads).
+    """
+    config = model.config
+    if config.family not in _DUAL:
+        what = "has two views already" if config.dual else "is not autoregressive"
+        raise ValueError(f"a {config.family} model {what}; accepted: {sorted(_DUAL)}")
+    mask_id = config.mask_token_id if mask_id is None else mask_id
+    if mask_id is None:
+        raise ValueError("a dual model drafts from a mask token and the configuration names none: pass mask_id "
+                         "(launch.convert_weights to-orthrus adds one to vocabulary and tokenizer)")
+    dual = model.clone(config=config.replace(family=_DUAL[config.family], mask_token_id=mask_id))
+    copied = lambda layer: {**layer, "attention_diffusion": jax.tree.map(jnp.copy, layer["attention"])}
+    return dual, {name: copied(value) if name.startswith("layers") else value for name, value in params.items()}
+
+
+def parameter_shares(model: Transformer) -> dict[str, int]:
+    """Returns how many parameters a model has in all ("total") and in its diffusion view ("diffusion").
+
+    Args:
+      model: the module; nothing is made.
+    """
+    flat = jax.tree_util.tree_flatten_with_path(abstract_params(model))[0]
+    inside = lambda path: any(entry.key == VIEWS["diffusion"] for entry in path)
+    return {"total": sum(x.size for _, x in flat), "diffusion": sum(x.size for path, x in flat if inside(path))}
 
 
 def _init(model: Transformer, key: Array):

@@ -7,15 +7,56 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """What all models of a `model_type` have in common.
+
+    Attributes:
+      architecture: class name in config.json.
+      qk_norm: queries and keys are normalised per head before RoPE.
+      qkv_bias: the q, k and v projections carry a bias.
+      bidirectional: every token sees every other; else those up to itself.
+      shift: the output at index i predicts the token at i + shift.
+      dual: a second attention set in every layer, the diffusion view.
+    """
+
+    architecture: str
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    bidirectional: bool = False
+    shift: int = 1
+    dual: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True),
+    "orthrus": Family(architecture="OrthrusLM", qk_norm=True, dual=True),
+    "orthrus-qwen2": Family(architecture="OrthrusQwen2LM", qkv_bias=True, dual=True),
+    "llada": Family(architecture="LLaDAModelLM", bidirectional=True, shift=0),
+    "Dream": Family(architecture="DreamModel", qkv_bias=True, bidirectional=True),
+    "a2d-qwen3": Family(architecture="A2DQwen3LMHeadModel", qk_norm=True, bidirectional=True, shift=0),
+    "a2d-qwen2": Family(architecture="A2DQwen2LMHeadModel", qkv_bias=True, bidirectional=True, shift=0),
+}
+# LLaDA's config.json has OLMo's names for the same things
+_LLADA_NAMES = {
+    "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size", "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "initializer_range": "init_std",
+    "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
+    "hidden_act": "activation_type"}
+_LLADA_FIXED = {
+    "alibi": False, "attention_layer_norm": False, "block_type": "llama", "include_bias": False,
+    "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms", "multi_query_attention": False,
+    "rope": True, "scale_logits": False}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """A pre-norm decoder stack; every field is static.
+    """A pre-norm transformer stack; every field is static.
 
     Attributes:
-      family: "qwen3" (q/k norm, no bias) or "qwen2" (bias on q, k, v, no q/k norm).
+      family: a key of `FAMILIES`, the `model_type` of config.json.
       vocab_size: V. hidden_size: D. intermediate_size: MLP width.
       num_layers: L. num_heads: N query heads. num_kv_heads: K, a divisor of N. head_dim: H, even.
       rope_theta: rotary base. rms_norm_eps: added to mean squares.
@@ -23,6 +64,8 @@ class TransformerConfig:
       initializer_range: standard deviation of fresh weights.
       max_position_embeddings: longest position the checkpoint was made for, tokens; generation refuses more.
       bos_token_id, eos_token_id, pad_token_id, mask_token_id: special ids, None where unknown.
+      block_size: tokens of the blocks a dual or block-diffusion model was trained on, None where unknown.
+      logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
     """
 
     family: str = "qwen3"
@@ -42,10 +85,12 @@ class TransformerConfig:
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     mask_token_id: int | None = None
+    block_size: int | None = None
+    logit_shift: int | None = None
 
     def __post_init__(self):
-        if self.family not in _ARCHITECTURES:
-            raise ValueError(f"model family {self.family!r} is not supported; accepted: {sorted(_ARCHITECTURES)}")
+        if self.family not in FAMILIES:
+            raise ValueError(f"model family {self.family!r} is not supported; accepted: {sorted(FAMILIES)}")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
                      "max_position_embeddings"):
             if getattr(self, name) < 1:
@@ -65,16 +110,36 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.vocab_size:
                 raise ValueError(f"{name} = {value} lies outside the vocabulary of {self.vocab_size} ids")
+        if self.block_size is not None and self.block_size < 1:
+            raise ValueError(f"block_size = {self.block_size}: must be at least 1")
+        if self.logit_shift is not None and (self.logit_shift not in (0, 1) or not self.bidirectional):
+            raise ValueError(f"logit_shift = {self.logit_shift} for family {self.family!r}: expected 0 or 1, and only "
+                             "for a bidirectional family; a causal model always predicts the next token")
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head before RoPE."""
-        return self.family == "qwen3"
+        return FAMILIES[self.family].qk_norm
 
     @property
     def qkv_bias(self) -> bool:
         """Whether the q, k and v projections carry a bias."""
-        return self.family == "qwen2"
+        return FAMILIES[self.family].qkv_bias
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether every token sees every other by default, not only those up to itself."""
+        return FAMILIES[self.family].bidirectional
+
+    @property
+    def shift(self) -> int:
+        """The output at index i predicts the token at i + shift."""
+        return FAMILIES[self.family].shift if self.logit_shift is None else self.logit_shift
+
+    @property
+    def dual(self) -> bool:
+        """Whether every layer has a second attention set, the diffusion view."""
+        return FAMILIES[self.family].dual
 
     def replace(self, **changes) -> "TransformerConfig":
         """Returns a copy with some fields changed."""
@@ -94,14 +159,16 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
       ValueError: an unsupported model type or feature, named with what is accepted.
     """
     family = raw.get("model_type")
-    if not isinstance(family, str) or family not in _ARCHITECTURES:
-        raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(_ARCHITECTURES)}")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(FAMILIES)}")
+    if family == "llada":
+        raw = _from_llada(raw)
     if raw.get("use_sliding_window"):
         raise ValueError("use_sliding_window = true is not supported; accepted: false or absent")
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
-    if family == "qwen3" and raw.get("attention_bias"):
-        raise ValueError("attention_bias = true is not supported for qwen3; accepted: false or absent")
+    if FAMILIES[family].qk_norm and raw.get("attention_bias"):
+        raise ValueError(f"attention_bias = true is not supported for {family}; accepted: false or absent")
     rope, scaling = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
     for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
         if not isinstance(value, Mapping):
@@ -132,7 +199,28 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         eos_token_id=_token(raw, "eos_token_id"),
         pad_token_id=_token(raw, "pad_token_id"),
         mask_token_id=_token(raw, "mask_token_id"),
+        **{name: _integer(raw, name) for name in ("block_size", "logit_shift") if raw.get(name) is not None},
     )
+
+
+def _from_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns LLaDA's dictionary under the common names."""
+    for name, value in _LLADA_FIXED.items():
+        if raw.get(name) not in (None, value):
+            raise ValueError(f"{name} = {raw[name]!r} is not supported for llada; accepted: {value!r} or absent")
+    renamed = {ours: raw[theirs] for ours, theirs in _LLADA_NAMES.items() if theirs in raw}
+    if raw.get("embedding_size") is not None:  # rows of the embedding, the ids there are logits for
+        renamed["vocab_size"] = raw["embedding_size"]
+    return {**raw, **renamed}
+
+
+def _to_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `_from_llada`."""
+    dropped = {"rope_parameters", "use_sliding_window", *_LLADA_NAMES}
+    kept = {name: value for name, value in raw.items() if name not in dropped}
+    return kept | {theirs: raw[ours] for ours, theirs in _LLADA_NAMES.items()} | _LLADA_FIXED | {
+        "embedding_size": raw["vocab_size"], "use_cache": False, "bias_for_layer_norm": False,
+        "layer_norm_with_affine": True, "embedding_dropout": 0.0, "residual_dropout": 0.0}
 
 
 def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -189,7 +277,7 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
       The content of `config.json`; the rotary base stands in both its old and its new place.
     """
     raw = {
-        "architectures": [_ARCHITECTURES[config.family]],
+        "architectures": [FAMILIES[config.family].architecture],
         "model_type": config.family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -211,9 +299,9 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
         "dtype": dtype,
         "torch_dtype": dtype,
     }
-    if config.family == "qwen3":
+    if config.qk_norm:
         raw["attention_bias"] = False
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"):
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "block_size", "logit_shift"):
         if getattr(config, name) is not None:
             raw[name] = getattr(config, name)
-    return raw
+    return _to_llada(raw) if config.family == "llada" else raw

@@ -77,6 +77,21 @@ def read(cache: KVCache, layer: Array) -> tuple[Array, Array]:
     return jnp.swapaxes(cache.keys[layer], 1, 2), jnp.swapaxes(cache.values[layer], 1, 2)
 
 
+def extended(layer: KVCache, keys: Array, values: Array) -> tuple[Array, Array]:
+    """Returns a layer's keys and values followed by those of new tokens; the cache itself stays as it is.
+
+    Args:
+      layer: keys and values of one layer, each (B, K, S, H).
+      keys: (B, T, K, H).
+      values: (B, T, K, H).
+
+    Returns:
+      Two (B, S + T, K, H) arrays in the new ones' dtype.
+    """
+    join = lambda old, new: jnp.concatenate([jnp.swapaxes(old, 1, 2).astype(new.dtype), new], axis=1)
+    return join(layer.keys, keys), join(layer.values, values)
+
+
 def append_slots(length: Array, tokens: int, valid: Array | None = None, capacity: int = 2**30) -> Array:
     """Returns the (B, T) entries that follow the first `length` ones, `capacity` (discard) where not valid.
 

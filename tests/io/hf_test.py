@@ -14,7 +14,8 @@ from dlm_jax.io import hf, tensor_files
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
 
-FAMILIES = [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen2", True)]
+FAMILIES = [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen2", True), ("orthrus", True),
+            ("orthrus-qwen2", False), ("llada", False), ("Dream", False)]
 
 
 def make(family="qwen3", tied=False, dtype=jnp.float32):

@@ -13,11 +13,41 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", sorted(configs.FAMILIES))
 @pytest.mark.parametrize("tied", [True, False])
 def test_round_trip(family, tied):
-    config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5)
+    config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5,
+                         block_size=4, logit_shift=1 if configs.FAMILIES[family].bidirectional else None)
     assert configs.from_hf(configs.to_hf(config)) == config
+    assert config.shift == 1
+
+
+def test_llada_speaks_olmo():
+    raw = configs.to_hf(tiny_config("llada"))
+    assert not {"hidden_size", "num_attention_heads"} & raw.keys()
+    assert (raw["d_model"], raw["n_heads"], raw["n_kv_heads"], raw["embedding_size"]) == (32, 4, 2, 97)
+    assert configs.from_hf(raw | {"n_kv_heads": None}).num_kv_heads == 4
+    assert configs.from_hf(raw | {"vocab_size": 90}).vocab_size == 97, "the embedding has the rows it says"
+    for change, message in [({"alibi": True}, "alibi = True"), ({"layer_norm_type": "default"}, "layer_norm_type"),
+                            ({"include_qkv_bias": True}, "include_qkv_bias"), ({"n_heads": "4"}, "num_attention_heads")]:
+        with pytest.raises(ValueError, match=message):
+            configs.from_hf(raw | change)
+
+
+@pytest.mark.parametrize("family, shift, bidirectional, dual", [
+    ("qwen3", 1, False, False), ("qwen2", 1, False, False), ("orthrus", 1, False, True), ("llada", 0, True, False),
+    ("Dream", 1, True, False), ("a2d-qwen3", 0, True, False)])
+def test_what_families_are(family, shift, bidirectional, dual):
+    config = tiny_config(family)
+    assert (config.shift, config.bidirectional, config.dual) == (shift, bidirectional, dual)
+
+
+@pytest.mark.parametrize("family, change, message", [
+    ("qwen3", dict(logit_shift=0), "logit_shift = 0.*bidirectional"), ("llada", dict(logit_shift=2), "logit_shift = 2"),
+    ("orthrus", dict(block_size=0), "block_size = 0")])
+def test_what_families_are_not(family, change, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(family, **change)
 
 
 def test_rotary_base_is_read_from_either_place():
