@@ -1,6 +1,6 @@
-"""One self-contained page about a run: table, curves, accuracy against tokens per forward, and a replay.
+"""What a terminal and a browser show of a run.
 
-The page is `report_template.html` with the results put in as JSON. It fetches nothing.
+The page has a table, curves, accuracy against tokens per forward, and a replay in one self-contained file: it is `report_template.html` with the results put in as JSON. It fetches nothing.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.table import Table
 
 _SLOT = "/*RESULTS*/null"
 _NEEDED = ("title", "task", "systems", "curves", "replays", "examples", "facts")
@@ -51,3 +54,28 @@ def write(path: str | os.PathLike[str], results: dict[str, Any]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(render(results), encoding="utf-8")
     part.replace(path)
+
+
+def table(systems: Sequence[dict[str, Any]]) -> Table:
+    """Returns the table of a terminal; columns that no system fills are left out.
+
+    Args:
+      systems: rows of `runner.evaluate`.
+    """
+    count = lambda digits: lambda value: f"{value:,.{digits}f}"
+    columns = {
+        "accuracy": ("accuracy", lambda value: f"{100 * value:.1f} %"),
+        "tokens / forward": ("tokens_per_forward", count(2)),
+        "ms / answer": ("seconds_per_answer", lambda value: f"{1000 * value:.1f}"),
+        "tokens / s": ("tokens_per_second", count(0)),
+        "in batches": ("tokens_per_second_batched", count(0)),
+        "accepted / verification": ("tokens_per_verification", count(2)),
+        "lossless": ("lossless", lambda value: f"{100 * value:.1f} %"),
+    }
+    filled = {title: column for title, column in columns.items() if any(row.get(column[0]) is not None for row in systems)}
+    made = Table("system")
+    for title in filled:
+        made.add_column(title, justify="right")
+    for row in systems:
+        made.add_row(row["name"], *("-" if row.get(name) is None else text(row[name]) for name, text in filled.values()))
+    return made

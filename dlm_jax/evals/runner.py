@@ -122,6 +122,7 @@ def evaluate(
         "forwards_per_token": _ratio(steps, tokens),
         "forwards": _totals(out.ledger.forwards),
         "positions": _totals(out.ledger.positions),
+        "seconds_per_answer": sum(_seconds(single).values()) / len(single.tokens),
         "tokens_per_second": _speed(single),
         "tokens_per_second_batched": _speed(out),
         "seconds": {"single": _seconds(single), "batched": _seconds(out),

@@ -10,10 +10,12 @@ import pytest
 from dlm_jax.data import sources
 from dlm_jax.evals import report
 from launch import decode, quickstart
+from launch.quickstart import job as jobs
+from launch.quickstart import kept, plan, rows, stages
 from tests.conftest import ROOT
 
-TINY = quickstart.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
-                         batch_tokens=800, longest=96, steps={"seed": 2, "refusion": 2})
+TINY = plan.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
+                   batch_tokens=800, longest=96, steps={"seed": 2, "refusion": 2})
 
 
 def row(i):
@@ -31,8 +33,8 @@ def data(tmp_path):
 def job(tmp_path_factory):
     """One run of the generated task with two systems; the others differ from the second in thresholds alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(quickstart.BUDGETS, "smoke", TINY)
-        patch.setattr(quickstart, "SYSTEMS", [s for s in quickstart.SYSTEMS if s.headline])
+        patch.setitem(plan.BUDGETS, "smoke", TINY)
+        patch.setattr(plan, "SYSTEMS", [s for s in plan.SYSTEMS if s.headline])
         out = tmp_path_factory.mktemp("quickstart") / "run"
         arguments = ["--budget", "smoke", "--out", str(out), "--seed", "3"]
         assert quickstart.main(arguments) == 0
@@ -41,7 +43,7 @@ def job(tmp_path_factory):
 
 def test_the_results_have_a_row_for_every_system(job):
     results = json.loads((job[0] / "results.json").read_text())
-    assert [system["name"] for system in results["systems"]] == [s.name for s in quickstart.SYSTEMS]
+    assert [system["name"] for system in results["systems"]] == [s.name for s in plan.SYSTEMS]
     for system in results["systems"]:
         assert system["questions"] == 3 and 0 <= system["accuracy"] <= 1
         counted = sum(n for kind, n in system["forwards"].items() if kind not in ("prefill", "guide"))
@@ -65,7 +67,7 @@ def test_a_second_call_repeats_nothing(job, monkeypatch):
 
     before = json.loads((job[0] / "results.json").read_text())
     for name in ("fit", "runner"):
-        monkeypatch.setattr(quickstart, name, never)
+        monkeypatch.setattr(stages, name, never)
     (job[0] / "results.json").unlink()
     assert quickstart.main(job[1]) == 0
     after = json.loads((job[0] / "results.json").read_text())
@@ -80,7 +82,7 @@ def test_another_run_in_the_directory_is_refused(job, capsys, change):
 
 
 def test_other_rows_in_the_directory_are_refused(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setattr(quickstart, "make_tokenizer", lambda *_: (_ for _ in ()).throw(quickstart.Stopped("enough")))
+    monkeypatch.setattr(rows, "make_tokenizer", lambda *_: (_ for _ in ()).throw(stages.Stopped("enough")))
     arguments = ["--data", str(data), "--out", str(tmp_path / "out")]
     assert quickstart.main(arguments) == 130
     assert "enough" in capsys.readouterr().err
@@ -92,10 +94,10 @@ def test_other_rows_in_the_directory_are_refused(tmp_path, data, capsys, monkeyp
 
 
 def test_a_stopped_training_says_how_to_continue(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setitem(quickstart.BUDGETS, "smoke", TINY)
-    fit = quickstart.fit
+    monkeypatch.setitem(plan.BUDGETS, "smoke", TINY)
+    fit = stages.fit
     stop = lambda *args, **kwargs: dataclasses.replace(fit(*args, progress=False, **kwargs), finished=False, step=1)
-    monkeypatch.setattr(quickstart, "fit", stop)
+    monkeypatch.setattr(stages, "fit", stop)
     assert quickstart.main(["--data", str(data), "--out", str(tmp_path / "out"), "--budget", "smoke"]) == 130
     assert "step 1; the same command continues" in capsys.readouterr().err
     assert not (tmp_path / "out" / "models").exists()
@@ -128,12 +130,12 @@ def test_help_teaches_by_example(capsys):
 def test_held_out_questions_never_occur_in_training(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row(i % 40)) + "\n" for i in range(100)))
-    train, test = quickstart.make_rows(path, 0, TINY)
-    asked = lambda rows: {r.prompt_messages[0]["content"] for r in rows}
+    train, test = rows.make(path, 0, 0, 3)
+    asked = lambda found: {r.prompt_messages[0]["content"] for r in found}
     assert len(test) == len(asked(test)) == 3 and not asked(train) & asked(test)
     assert asked(train) | asked(test) == {row(i)["question"] for i in range(40)}
-    assert quickstart.make_rows(path, 0, TINY) == (train, test) != quickstart.make_rows(path, 1, TINY)
-    (tmp_path / "again.jsonl").write_text(quickstart._as_jsonl(train))
+    assert rows.make(path, 0, 0, 3) == (train, test) != rows.make(path, 1, 0, 3)
+    (tmp_path / "again.jsonl").write_text(rows.as_jsonl(train))
     assert sources.read_rows(tmp_path / "again.jsonl") == train
 
 
@@ -141,45 +143,45 @@ def test_a_kept_value_is_made_once_a_key(tmp_path):
     made = []
     make = lambda: made.append(1) or {"made": len(made)}
     path = tmp_path / "deep" / "value.json"
-    assert [quickstart.kept(path, key, make)["made"] for key in ("a", "a", "b", "b", "a")] == [1, 1, 2, 2, 3]
+    assert [kept.result(path, key, make)["made"] for key in ("a", "a", "b", "b", "a")] == [1, 1, 2, 2, 3]
     assert [p.name for p in path.parent.iterdir()] == ["value.json"]
 
 
 def test_the_documented_paths_are_ones_a_run_writes(job):
     texts = [(ROOT / "README.md").read_text(), decode.parser().format_help()]
     named = {Path(path) for text in texts for path in re.findall(r"runs/quickstart[\w/.-]*\w", text)}
-    out = quickstart.default_out(None)
-    models = {quickstart.weights_of(out, training.name) for training in quickstart.TRAININGS}
+    out = jobs.default_out(None)
+    models = {stages.weights_of(out, training.name) for training in plan.TRAININGS}
     assert models & named and named <= models | {out, out / "results.json", out / "report.html"}
     assert all((job[0] / path.relative_to(out)).exists() for path in named)
 
 
 def test_rows_of_ones_own_are_a_run_of_their_own(data, monkeypatch):
     places = []
-    monkeypatch.setattr(quickstart, "run", lambda data, out, *_: places.append(out) or {"systems": []})
+    monkeypatch.setattr(jobs, "run", lambda data, out, *_: places.append(out) or {"systems": []})
     for arguments in ([], ["--data", str(data)], ["--data", str(data), "--out", "here"]):
         assert quickstart.main(arguments) == 0
     assert places == [Path("runs/quickstart"), Path("runs/rows"), Path("here")]
 
 
 def test_held_out_questions_too_long_for_the_model_are_dropped_before_training(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setitem(quickstart.BUDGETS, "smoke", TINY)
-    monkeypatch.setattr(quickstart, "SYSTEMS", [s for s in quickstart.SYSTEMS if s.headline])
+    monkeypatch.setitem(plan.BUDGETS, "smoke", TINY)
+    monkeypatch.setattr(plan, "SYSTEMS", [s for s in plan.SYSTEMS if s.headline])
     long = {"question": "Why? " * 5000, "answer": "#### 1"}
-    make_rows = quickstart.make_rows
+    make_rows = rows.make
 
     def with_long(count):
-        def rows(*args):
+        def made(*args):
             train, test = make_rows(*args)
             return train, [sources.parse_row(long)] + (test if count else [])
-        return rows
+        return made
 
     arguments = ["--data", str(data), "--budget", "smoke", "--out"]
-    monkeypatch.setattr(quickstart, "make_rows", with_long(0))
+    monkeypatch.setattr(rows, "make", with_long(0))
     assert quickstart.main([*arguments, str(tmp_path / "none")]) == 2
     assert "every held-out question is too long" in capsys.readouterr().err
     assert not (tmp_path / "none" / "training").exists()
-    monkeypatch.setattr(quickstart, "make_rows", with_long(1))
+    monkeypatch.setattr(rows, "make", with_long(1))
     assert quickstart.main([*arguments, str(tmp_path / "some")]) == 0
     results = json.loads((tmp_path / "some" / "results.json").read_text())
     assert results["task"]["questions"] == 3 and results["task"]["dropped"] == 1

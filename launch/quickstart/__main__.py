@@ -1,0 +1,5 @@
+import sys
+
+from launch.quickstart.job import main
+
+sys.exit(main())

@@ -1,0 +1,107 @@
+"""What the job trains and what answers: a further system is one more entry in these lists."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dlm_jax import decode
+from dlm_jax.data import tokenizer as tokenizers
+from dlm_jax.objectives import autoregressive, refusion
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How large the job is.
+
+    Attributes:
+      rows: training rows generated. questions: held-out rows answered, at most.
+      layers, width, intermediate, heads, kv_heads: shape of the model.
+      vocabulary: largest number of token ids.
+      batch_tokens: tokens a training step sees, padding included; longer rows make smaller batches.
+      longest: tokens a row is cut to.
+      steps: optimiser steps by training.
+    """
+
+    rows: int = 40_000
+    questions: int = 256
+    layers: int = 4
+    width: int = 128
+    intermediate: int = 384
+    heads: int = 4
+    kv_heads: int = 2
+    vocabulary: int = 2048
+    batch_tokens: int = 2304
+    longest: int = 320
+    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 800, "refusion": 3200})
+
+
+BUDGETS = {
+    "standard": Budget(),
+    "smoke": Budget(rows=400, questions=8, layers=2, width=32, intermediate=64, heads=2, kv_heads=1, vocabulary=400,
+                    batch_tokens=640, longest=160, steps={"seed": 20, "refusion": 20}),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training of the list below.
+
+    Attributes:
+      name: of its folders, and in the budget. title, family: in the report; a family shares a colour.
+      start: the training it continues; None starts from fresh parameters.
+      body: family of the model it trains, made from the one it starts from (see `stages.adapted`).
+      objective: what it minimises.
+      learning_rate: its peak.
+      trainable: which parameters it changes, as in `TrainConfig`; None changes all.
+    """
+
+    name: str
+    title: str
+    family: str
+    start: str | None = "seed"
+    body: str = "qwen3"
+    objective: Any
+    learning_rate: float = 3e-3
+    trainable: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class System:
+    """One line of the table: a trained model and how it is decoded.
+
+    Attributes:
+      name: in the table. label: beside its point in the chart. family: whose colour and line it has.
+      training: whose model it is.
+      decoder: how it decodes.
+      headline: named in the summary, the examples and the replay; the first one is the baseline.
+    """
+
+    name: str
+    label: str
+    family: str
+    training: str
+    decoder: Any
+    headline: bool = False
+
+
+MASK_ID = tokenizers.SPECIAL.index(tokenizers.MASK)
+
+TRAININGS = (
+    Training(name="seed", title="AR seed", family="AR", start=None, objective=autoregressive.Config()),
+    # these answers are a few slots long: floor(tK) of them would never mask all, which is how decoding begins
+    Training(name="refusion", title="ReFusion", family="ReFusion",
+             objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
+)
+
+
+def _refusion(tau: float, headline: bool = False) -> System:
+    decoder = decode.ReFusion(slot_size=8, block_length=16, slot_threshold=tau, token_threshold=tau)
+    return System(name=f"ReFusion τ {tau}", label=f"τ {tau}", family="ReFusion", training="refusion", decoder=decoder,
+                  headline=headline)
+
+
+SYSTEMS = (
+    System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
+    _refusion(0.3), _refusion(0.6, headline=True), _refusion(0.8), _refusion(0.95),
+)
