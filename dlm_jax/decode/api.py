@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -171,6 +171,7 @@ def generate(
     mask_id: int | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Generation:
     """Decodes a list of prompts.
 
@@ -187,6 +188,7 @@ def generate(
       mask_id: id of the mask token; None takes the model config's.
       seed: of sampling.
       batch_size: prompts decoded at once; None takes them all.
+      progress: called after every batch with the number of prompts answered so far.
 
     Returns:
       The answers, their trace and their ledger.
@@ -207,6 +209,8 @@ def generate(
             prompts[rows], max_new_tokens=limits[rows], capacity=capacity, eos_id=eos_id, mask_id=mask_id, seed=seed,
             first_row=start, batch=min(size, len(prompts)), prompt_capacity=longest)
         parts.append(_run(model, params, decoder, request, len(prompts[rows]), int(limits.max()), eos_id))
+        if progress is not None:
+            progress(start + len(prompts[rows]))
     return parts[0] if len(parts) == 1 else _join(parts)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ def evaluate(
     batch_size: int = 64,
     timed: int = 32,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Answers every question of a task with one decoder.
 
@@ -84,6 +86,7 @@ def evaluate(
       batch_size: questions decoded together.
       timed: questions decoded once more, one at a time, for the speed of a single answer.
       seed: of sampling.
+      progress: called with the questions answered so far and their number, those answered once more included.
 
     Returns:
       A row of plain values (name, decoder, accuracy, counts, tokens per forward and per second, seconds) and
@@ -96,8 +99,10 @@ def evaluate(
         eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed)
     # the first run of a fresh executable is slow for reasons that are not the decoder's
     warm = [generate(prompts[:batch_size]), generate(prompts[:1])]
-    out = generate(prompts, batch_size=batch_size)
-    single = generate(prompts[:timed], batch_size=1)
+    alone = prompts[:max(1, timed)]
+    told = lambda before: None if progress is None else lambda n: progress(before + n, len(prompts) + len(alone))
+    out = generate(prompts, batch_size=batch_size, progress=told(0))
+    single = generate(alone, batch_size=1, progress=told(len(prompts)))
     forwards = out.ledger.after_prefill()
     answers = []
     for i, row in enumerate(task.rows):

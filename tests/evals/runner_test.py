@@ -37,8 +37,11 @@ def model_and_params():
 def test_a_result_row_recounts_the_generation(model_and_params, name):
     model, params = model_and_params
     decoder = DECODERS[name]
+    told = []
     row, answers = runner.evaluate(
-        name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2, timed=3)
+        name, decoder, model, params, TOKENIZER, TASK, max_new_tokens=16, batch_size=2, timed=3,
+        progress=lambda *numbers: told.append(numbers))
+    assert told == [(n, 7) for n in (2, 4, 5, 6, 7)]
     prompts = [tok.encode_prompt(TOKENIZER, r.prompt_messages) for r in ROWS]
     alone = [api.generate(model, params, [p], decoder, max_new_tokens=16, eos_id=1, mask_id=3) for p in prompts]
     assert [a.tokens for a in answers] == [len(out.tokens[0]) for out in alone]
@@ -55,6 +58,7 @@ def test_a_result_row_recounts_the_generation(model_and_params, name):
     batched = row["seconds"]["batched"]
     assert row["tokens_per_second_batched"] == pytest.approx(row["tokens"] / (batched["prefill"] + batched["decode"]))
     single = row["seconds"]["single"]
+    assert row["seconds_per_answer"] == pytest.approx((single["prefill"] + single["decode"]) / 3)
     assert row["tokens_per_second"] == pytest.approx(
         sum(a.tokens for a in answers[:3]) / (single["prefill"] + single["decode"]))
     assert row["decoder"]["kind"] == type(decoder).__name__

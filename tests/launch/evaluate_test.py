@@ -1,0 +1,73 @@
+"""The evaluate launcher: scores what the library scores, and refuses bad input with exit status 2."""
+
+import json
+
+import jax
+import pytest
+
+import dlm_jax
+from dlm_jax.data import sources, word_problems
+from dlm_jax.data import tokenizer as tokenizers
+from dlm_jax.evals import report
+from dlm_jax.models import build
+from dlm_jax.models.config import TransformerConfig
+from launch import evaluate
+
+RAW = list(word_problems.generate(3, seed=0, split="test"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = tokenizers.train(tokenizers.texts_of([sources.parse_row(row) for row in RAW]), 300)
+    config = TransformerConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        head_dim=8, initializer_range=0.3, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, mask_token_id=tokenizer.mask_token_id)
+    model = build.build(config)
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    dlm_jax.save(path, model, build.init_params(model, jax.random.key(0)), tokenizer_from=tokenizer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in RAW))
+    return path
+
+
+def test_what_is_written_is_what_the_library_answers(folder, data, tmp_path, capsys):
+    out = tmp_path / "found"
+    arguments = ["--model", str(folder), "--data", str(data), "--out", str(out), "--max-new-tokens", "8",
+                 "--batch-size", "2", "--timed", "1", "--limit", "2"]
+    assert evaluate.main(arguments) == 0
+    assert "accuracy" in capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    assert (out / "report.html").read_text(encoding="utf-8") == report.render(results)
+    answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+    row, = results["systems"]
+    assert row["questions"] == len(answers) == 2 and row["correct"] == sum(a["right"] for a in answers)
+    model, params = dlm_jax.load(folder)
+    tokenizer = tokenizers.load(folder)
+    prompts = [tokenizers.encode_prompt(tokenizer, [{"role": "user", "content": raw["question"]}]) for raw in RAW[:2]]
+    made = dlm_jax.generate(model, params, prompts, dlm_jax.decode.Autoregressive(), max_new_tokens=8)
+    assert [a["text"] for a in answers] == [tokenizer.decode(ids, skip_special_tokens=True) for ids in made.tokens]
+    assert evaluate.main(arguments) == 2  # nothing found before is overwritten
+    assert "new directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change, reason", [
+    (["--data", "none.jsonl"], "no such file"), (["--decoder", "telepathy"], "telepathy"),
+    (["--set", "temperature=-1"], "temperature"), (["--limit", "0"], "--limit 0"), (["--model", "nowhere/at/all"], "nowhere"),
+    (["--max-new-tokens", "4096"], "max_position_embeddings")])
+def test_bad_input_ends_with_2_and_the_reason(folder, data, tmp_path, capsys, change, reason):
+    defaults = ["--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert evaluate.main([*defaults, *change]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_teaches_by_example(capsys):
+    with pytest.raises(SystemExit) as done:
+        evaluate.main(["--help"])
+    assert done.value.code == 0 and "python -m launch.evaluate --model" in capsys.readouterr().out
