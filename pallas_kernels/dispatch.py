@@ -42,11 +42,15 @@ def automatic_backend() -> str:
 
 def device_problem(backend: str) -> str | None:
     """Why this process's chip cannot run the backend's kernels, or None; unknown chips (ahead-of-time) are not judged."""
-    if backend != "tpu" or jax.default_backend() != "tpu":
+    if backend != jax.default_backend():
         return None
-    kind = jax.devices()[0].device_kind
-    if any(old in kind for old in ("TPU v2", "TPU v3")):
-        return f"chip {kind!r} is older than TPU v4"
+    device = jax.devices()[0]
+    if backend == "tpu" and any(old in device.device_kind for old in ("TPU v2", "TPU v3")):
+        return f"chip {device.device_kind!r} is older than TPU v4"
+    if backend == "gpu":
+        capability = getattr(device, "compute_capability", "")
+        if not capability[:1].isdigit() or float(capability) < 8.0:
+            return f"GPU {device.device_kind!r} is not an NVIDIA one of compute capability 8.0 or later"
     return None
 
 

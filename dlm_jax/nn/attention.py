@@ -25,7 +25,7 @@ def attention(
       q: (B, T, N, H) queries.
       k: (B, S, K, H) keys, N a multiple of K.
       v: (B, S, K, H) values.
-      visibility: the rule over T queries and S keys, or a dense (B or 1, T, S) bool mask (reference code).
+      visibility: the rule over T queries and S keys, or a dense (B or 1, T, S) bool mask (form "reference" only).
       scale: factor on the logits, unitless; default H ** -0.5.
       form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
         its memory is O(T); "kernel" is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees (on a
@@ -36,23 +36,25 @@ def attention(
       (B, T, N, H) in q's dtype.
 
     Raises:
-      ValueError: head counts that do not divide, an unknown form, or a rule of another size.
+      ValueError: head counts that do not divide, an unknown form, a dense mask with a form that takes none, or a
+        rule of another size.
     """
     T, S = q.shape[1], k.shape[1]
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads: pick a multiple")
     if form not in ("auto", "reference", "chunked", "kernel"):
         raise ValueError(f"attention form {form!r}: expected 'auto', 'reference', 'chunked' or 'kernel'")
-    shape = visibility.shape[1:] if not isinstance(visibility, Visibility) else (
-        visibility.query_length, visibility.key_length)
+    ruled = isinstance(visibility, Visibility)
+    if not ruled and form not in ("auto", "reference"):
+        raise ValueError(f"attention form {form!r} takes a Visibility, not a dense mask: build one, or use 'reference'")
+    shape = (visibility.query_length, visibility.key_length) if ruled else visibility.shape[1:]
     if tuple(shape) != (T, S):
         raise ValueError(f"visibility is over {shape} (queries, keys) but q and k hold {(T, S)}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if form == "auto":
-        form = "reference" if q.shape[0] * q.shape[2] * T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
-    if form == "reference" or not isinstance(visibility, Visibility):
-        mask = visibility.dense() if isinstance(visibility, Visibility) else visibility
-        return _dense(q, k, v, mask, scale)
+        form = "reference" if not ruled or q.shape[0] * q.shape[2] * T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
+    if form == "reference":
+        return _dense(q, k, v, visibility.dense() if ruled else visibility, scale)
     return (block_mask_attention if form == "kernel" else _chunked)(q, k, v, visibility, scale=scale)
 
 

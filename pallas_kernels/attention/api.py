@@ -13,18 +13,21 @@ import jax.numpy as jnp
 from pallas_kernels import dispatch
 from pallas_kernels.attention import blocked_xla, flash_gpu, flash_tpu
 from pallas_kernels.attention.mask_spec import Mask
+from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import pad_mask
 
 # The decode form scores every query head against every key head, K times the needed products, and in return reads the cache in
 # place. It pays while that stays a few thousand rows of work per key; beyond, transposing the cache is cheaper.
 _PACKED_WORK = 4096
+# The TPU kernels keep their list of tiles in scalar memory, 1 MiB in all; this many take half of it.
+_MAX_TILES = 1 << 16
 
 
 class _Call(NamedTuple):
     """Static part of a call."""
 
     backend: str
-    scale: float
+    score: Scoring
     block_q: int
     block_k: int
     packed: tuple[int, int]   # (N, K) when heads were folded into the row axes, else (1, 1)
@@ -45,7 +48,7 @@ def _heads(call: _Call, q, mask):
 
 def _run_forward(call: _Call, q, k, v, mask):
     """Head-major arrays (B, N, T, H) and (B, K, S, H) to out (B, N, T, H) and log-sum-exp (B, N, 1, T)."""
-    args = (mask, call.scale, call.block_q, call.block_k)
+    args = (mask, call.score, call.block_q, call.block_k)
     if call.backend == "xla":
         out, lse = blocked_xla.forward(_grouped(q, k.shape[1]), k, v, *args)
         return out.reshape(q.shape), lse.reshape(*q.shape[:2], 1, q.shape[2])
@@ -67,7 +70,7 @@ def _attend_fwd(call, q, k, v, mask):
 def _attend_bwd(call, residuals, d_out):
     q, k, v, mask, out, lse = residuals
     delta = jnp.sum(out.astype(lse.dtype) * d_out.astype(lse.dtype), -1)[:, :, None]
-    args = (mask, call.scale, call.block_q, call.block_k)
+    args = (mask, call.score, call.block_q, call.block_k)
     if call.backend == "xla":
         group = lambda a: _grouped(a, k.shape[1])
         dq, dk, dv = blocked_xla.backward(group(q), k, v, *args, group(lse[:, :, 0]), group(delta[:, :, 0]), group(d_out))
@@ -110,30 +113,68 @@ def _check(q, k, v, mask):
             raise ValueError(f"mask.{field} has dtype {array.dtype}; expected int32.")
 
 
-def _problem(q, backend: str) -> str | None:
-    if q.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"dtype {q.dtype} (kernels take float32 and bfloat16)"
-    if backend != "interpret" and q.shape[3] not in (64, 128, 256):
-        return f"head width {q.shape[3]} (kernels take 64, 128 and 256)"
-    return None
-
-
 def _round(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _default_blocks(queries: int, keys: int, backend: str) -> tuple[int, int]:
-    """Tile edges: 512 amortises a grid step on TPU; the GPU kernel holds its tiles in registers; short axes take one tile."""
-    if backend == "gpu":
-        return 64, 64
-    block_q = min(512, _round(queries, 128)) if queries >= 128 else _round(queries, 16)
-    # an edge that divides the keys spares a padded copy of a long cache
-    block_k = max((b for b in (512, 384, 256, 128) if keys % b == 0), default=min(512, _round(keys, 128)))
-    return block_q, block_k
+class _Layout(NamedTuple):
+    """How a backend cuts a call: heads folded into the row axes or not, tile edges, padded rows, tiles of one batch row."""
+
+    packed: bool
+    block_q: int
+    block_k: int
+    rows_q: int
+    rows_k: int
+    tiles: int
 
 
-def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scale: float | None = None, backend: str | None = None,
-                         block_q: int | None = None, block_k: int | None = None) -> jax.Array:
+def _layout(q, k, block_q: int | None, block_k: int | None, backend: str) -> _Layout:
+    """Tile edges default to 512, which amortises a grid step, on TPU; GPU kernels hold their tiles in registers."""
+    (_, queries, heads, _), (_, keys, key_heads, _) = q.shape, k.shape
+    packed = (backend in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK and queries < keys
+              and 16 % key_heads == 0)
+    if packed:
+        queries, keys = queries * heads, keys * key_heads
+    if block_q is None:
+        block_q = 64 if backend == "gpu" else min(512, _round(queries, 128)) if queries >= 128 else _round(queries, 16)
+    if block_k is None:
+        # an edge that divides the keys spares a padded copy of a long cache
+        block_k = 64 if backend == "gpu" else max((b for b in (512, 384, 256, 128) if keys % b == 0),
+                                                  default=min(512, _round(keys, 128)))
+    rows_q, rows_k = _round(queries, block_q), _round(keys, block_k)
+    return _Layout(packed, block_q, block_k, rows_q, rows_k, rows_q // block_q * (rows_k // block_k))
+
+
+def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
+    """Why a kernel backend cannot take these arrays or tile edges, or None."""
+    if q.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"dtype {q.dtype} (kernels take float32 and bfloat16)"
+    if backend != "interpret" and q.shape[3] not in (64, 128, 256):
+        return f"head width {q.shape[3]} (kernels take 64, 128 and 256)"
+    for name, edge in edges.items():
+        if backend == "tpu" and edge and edge % 128:
+            return f"{name}={edge} (TPU tiles are multiples of 128)"
+        if backend == "gpu" and edge and edge & (edge - 1):
+            return f"{name}={edge} (GPU tiles are powers of two)"
+    tiles = _layout(q, k, **edges, backend=backend).tiles
+    if backend == "tpu" and tiles > _MAX_TILES:
+        return f"{tiles} tiles for {q.shape[1]} queries and {k.shape[1]} keys (scalar memory lists {_MAX_TILES})"
+    return None
+
+
+def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Mask):
+    """`_attend`, in groups of batch rows where the work list of all of them would outgrow scalar memory."""
+    batch = q.shape[0]
+    size = max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * tiles <= _MAX_TILES))
+    if call.backend != "tpu" or size == batch:
+        return _attend(call, q, k, v, mask)
+    grouped = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), (q, k, v, mask))
+    return jax.lax.map(lambda rows: _attend(call, *rows), grouped).reshape(q.shape)
+
+
+def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scale: float | None = None,
+                         soft_cap: float | None = None, backend: str | None = None, block_q: int | None = None,
+                         block_k: int | None = None) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
 
     A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of it only key
@@ -144,8 +185,9 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
       k, v: (B, S, K, H), same dtype; query head n reads key head n // (N // K).
       mask: `Mask`, or any object with its seven int32 arrays (B, T) and (B, S); a batch axis of 1 is broadcast.
       scale: factor of the scores; H**-0.5 when None.
+      soft_cap: scores become soft_cap * tanh(scores / soft_cap) before the softmax; no cap when None.
       backend: None picks by platform; "xla", "tpu", "gpu" or "interpret" insist.
-      block_q, block_k: tile edges, for tuning; multiples of 128 on TPU.
+      block_q, block_k: tile edges, for tuning; multiples of 16, of 128 on TPU, powers of two on GPU.
     Returns:
       (B, T, N, H), dtype of q; zeros for a query that sees nothing.
     Raises:
@@ -154,30 +196,30 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     """
     _check(q, k, v, mask)
     batch, queries, heads, width = q.shape
-    keys, key_heads = k.shape[1:3]
-    for name, value in (("block_q", block_q), ("block_k", block_k)):
+    key_heads = k.shape[2]
+    edges = {"block_q": block_q, "block_k": block_k}
+    for name, value in edges.items():
         if value is not None and (value < 16 or value % 16):
-            raise ValueError(f"{name}={value}; expected a multiple of 16 (of 128 on TPU), or None.")
-    chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q))
+            raise ValueError(f"{name}={value}; expected a multiple of 16, or None.")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap={soft_cap}; expected a positive number, or None for no cap.")
+    chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q, k, edges))
+    layout = _layout(q, k, **edges, backend=chosen)
     mask = Mask(*(jnp.broadcast_to(jnp.asarray(getattr(mask, f), jnp.int32), (batch, getattr(mask, f).shape[1]))
                   for f in Mask._fields))
-    packed = (chosen in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK and queries < keys
-              and 16 % key_heads == 0)
-    if packed:
+    if layout.packed:
         # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
         q = q.reshape(batch, 1, queries * heads, width)
         mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]), *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
     else:
         q, k, v = (jnp.moveaxis(a, 2, 1) for a in (q, k, v))
-    rows_q, rows_k = q.shape[2], mask.rank_k.shape[1]
-    default_q, default_k = _default_blocks(rows_q, rows_k, chosen)
-    block_q, block_k = default_q if block_q is None else block_q, default_k if block_k is None else block_k
-    padded_q, padded_k = _round(rows_q, block_q), _round(rows_k, block_k)
+    rows = q.shape[2]
 
     def pad(a, axis, n):  # not even a no-op pad of a long cache
         return a if a.shape[axis] == n else jnp.pad(a, [(0, n - a.shape[axis] if i == axis else 0) for i in range(4)])
-    k, v = (pad(a, 1, padded_k // key_heads) if packed else pad(a, 2, padded_k) for a in (k, v))
-    scale = width ** -0.5 if scale is None else float(scale)
-    call = _Call(chosen, scale, block_q, block_k, (heads, key_heads) if packed else (1, 1))
-    out = _attend(call, pad(q, 2, padded_q), k, v, pad_mask(mask, padded_q, padded_k))[:, :, :rows_q]
-    return out.reshape(batch, queries, heads, width) if packed else jnp.moveaxis(out, 1, 2)
+    k, v = (pad(a, 1, layout.rows_k // key_heads) if layout.packed else pad(a, 2, layout.rows_k) for a in (k, v))
+    score = Scoring(width ** -0.5 if scale is None else float(scale), None if soft_cap is None else float(soft_cap))
+    call = _Call(chosen, score, layout.block_q, layout.block_k, (heads, key_heads) if layout.packed else (1, 1))
+    mask = pad_mask(mask, layout.rows_q, layout.rows_k)
+    out = _attend_rows(call, layout.tiles, pad(q, 2, layout.rows_q), k, v, mask)[:, :, :rows]
+    return out.reshape(batch, queries, heads, width) if layout.packed else jnp.moveaxis(out, 1, 2)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.mask_spec import Mask, visible
+from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import EMPTY, tile_classes
 
 _NEG = -1e30
@@ -33,14 +34,14 @@ def _needed(mask, block_q, block_k):
     return jnp.any(tile_classes(mask, block_q, block_k) != EMPTY, 0)
 
 
-def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int):
+def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int):
     """Forward pass over padded arrays.
 
     Args:
       q: (B, K, G, T, H), T a multiple of block_q.
       k, v: (B, K, S, H), S a multiple of block_k.
       mask: padded metadata.
-      scale: factor of the scores.
+      score: from products to scores.
       block_q, block_k: tile edges.
     Returns:
       out like q; log-sum-exp of the scores (B, K, G, T), accumulation dtype, +1e30 where a query sees nothing.
@@ -54,7 +55,7 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int):
         def visit(j, carry):
             top, total, out = carry
             seen = _tile_mask(mask, i, j, block_q, block_k)
-            scores = scale * _einsum("bkgth,bksh->bkgts", qi, _slice(k, j, block_k, 2), operand, acc)
+            scores = score(_einsum("bkgth,bksh->bkgts", qi, _slice(k, j, block_k, 2), operand, acc))
             scores = jnp.where(seen, scores, _NEG)
             new_top = jnp.maximum(top, jnp.max(scores, -1))
             weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0.0)
@@ -72,11 +73,11 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int):
     return (jnp.moveaxis(out, 0, 3).reshape(q.shape), jnp.moveaxis(lse, 0, 3).reshape(q.shape[:-1]))
 
 
-def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse, delta, d_out):
+def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out):
     """Backward pass in two sweeps: one over query tiles for dq, one over key tiles for dk and dv.
 
     Args:
-      q, k, v, mask, scale, block_q, block_k: as for `forward`.
+      q, k, v, mask, score, block_q, block_k: as for `forward`.
       lse: (B, K, G, T) from `forward`.
       delta: (B, K, G, T) row sums of out * d_out.
       d_out: (B, K, G, T, H).
@@ -87,27 +88,28 @@ def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse,
     needed = _needed(mask, block_q, block_k)
 
     def tile(i, j):
-        """Weights and score cotangents of one tile, with the slices they came from."""
+        """Weights and cotangents of the products of one tile, with the slices they came from."""
         qi, doi = _slice(q, i, block_q, 3), _slice(d_out, i, block_q, 3)
         kj, vj = _slice(k, j, block_k, 2), _slice(v, j, block_k, 2)
         seen = _tile_mask(mask, i, j, block_q, block_k)
-        scores = scale * _einsum("bkgth,bksh->bkgts", qi, kj, operand, acc)
+        scores = score(_einsum("bkgth,bksh->bkgts", qi, kj, operand, acc))
         gap = jnp.where(seen, scores - _slice(lse, i, block_q, 3)[..., None], 0.0)
         weights = jnp.where(seen, jnp.exp(gap), 0.0)
         d_weights = _einsum("bkgth,bksh->bkgts", doi, vj, operand, acc)
-        return qi, kj, doi, weights, scale * weights * (d_weights - _slice(delta, i, block_q, 3)[..., None])
+        d_scores = weights * (d_weights - _slice(delta, i, block_q, 3)[..., None])
+        return qi, kj, doi, weights, score.pull_back(scores, d_scores)
 
     def query_row(i):
         def visit(j, dq):
-            _, kj, _, _, d_scores = tile(i, j)
-            return dq + _einsum("bkgts,bksh->bkgth", d_scores, kj, operand, acc)
+            _, kj, _, _, d_products = tile(i, j)
+            return dq + _einsum("bkgts,bksh->bkgth", d_products, kj, operand, acc)
         step = lambda j, c: lax.cond(needed[i, j], lambda x: visit(j, x), lambda x: x, c)
         return lax.fori_loop(0, needed.shape[1], step, jnp.zeros(_slice(q, 0, block_q, 3).shape, acc)).astype(q.dtype)
 
     def key_row(j):
         def visit(i, carry):
-            qi, _, doi, weights, d_scores = tile(i, j)
-            return (carry[0] + _einsum("bkgts,bkgth->bksh", d_scores, qi, operand, acc),
+            qi, _, doi, weights, d_products = tile(i, j)
+            return (carry[0] + _einsum("bkgts,bkgth->bksh", d_products, qi, operand, acc),
                     carry[1] + _einsum("bkgts,bkgth->bksh", weights, doi, operand, acc))
         step = lambda i, c: lax.cond(needed[i, j], lambda x: visit(i, x), lambda x: x, c)
         zero = jnp.zeros(_slice(k, 0, block_k, 2).shape, acc)

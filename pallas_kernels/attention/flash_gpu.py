@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.mask_spec import Mask
+from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import EMPTY, FULL, tile_classes
 
 _NEG = -1e30
@@ -42,12 +43,12 @@ def _seen(mask_q, mask_k, i, j, block_q, block_k):
     return ranked | ((group_q == group_k) & (group_k >= 0) & (order_k <= order_q))
 
 
-def _scores(q, k, kind, seen, scale):
-    scores = _dot(q, k, (1, 1)) * scale
+def _hide(scores, kind, seen):
+    """Scores with hidden pairs at _NEG."""
     return lax.cond(kind == FULL, lambda s: s, lambda s: jnp.where(seen(), s, _NEG), scores)
 
 
-def _forward_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, out_ref, lse_ref, *, scale, block_q, block_k):
+def _forward_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, out_ref, lse_ref, *, score, block_q, block_k):
     i = pl.program_id(0)
     here = pl.ds(i * block_q, block_q)
     q = q_ref[here, :]
@@ -57,7 +58,7 @@ def _forward_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, out_ref,
         entry = lists[i, t]
         j, kind = entry >> 2, entry & 3
         keys = pl.ds(j * block_k, block_k)
-        scores = _scores(q, k_ref[keys, :], kind, lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), scale)
+        scores = _hide(score(_dot(q, k_ref[keys, :], (1, 1))), kind, lambda: _seen(mask_q, mask_k, i, j, block_q, block_k))
         new = jnp.maximum(top, jnp.max(scores, 1))
         weights = jnp.where(scores > 0.5 * _NEG, jnp.exp(scores - new[:, None]), 0.0)
         shrink = jnp.exp(top - new)
@@ -72,15 +73,16 @@ def _forward_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, out_ref,
     lse_ref[here] = jnp.where(blind, -_NEG, top + jnp.log(safe))
 
 
-def _cotangent_tile(q, k, v, d_out, lse, delta, kind, seen, scale):
-    """(Q, X) weights and score cotangents."""
-    scores = _scores(q, k, kind, seen, scale)
-    kept = scores > 0.5 * _NEG
-    weights = jnp.where(kept, jnp.exp(jnp.where(kept, scores - lse[:, None], 0.0)), 0.0)
-    return weights, weights * (_dot(d_out, v, (1, 1)) - delta[:, None]) * scale
+def _cotangent_tile(q, k, v, d_out, lse, delta, kind, seen, score):
+    """(Q, X) weights and cotangents of the products."""
+    scores = score(_dot(q, k, (1, 1)))
+    shown = _hide(scores, kind, seen)
+    kept = shown > 0.5 * _NEG
+    weights = jnp.where(kept, jnp.exp(jnp.where(kept, shown - lse[:, None], 0.0)), 0.0)
+    return weights, score.pull_back(scores, weights * (_dot(d_out, v, (1, 1)) - delta[:, None]))
 
 
-def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, scale, block_q,
+def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, score, block_q,
                            block_k):
     i = pl.program_id(0)
     here = pl.ds(i * block_q, block_q)
@@ -91,14 +93,14 @@ def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, l
         j, kind = entry >> 2, entry & 3
         keys = pl.ds(j * block_k, block_k)
         k = k_ref[keys, :]
-        _, d_scores = _cotangent_tile(q, k, v_ref[keys, :], do, lse_i, delta_i, kind,
-                                      lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), scale)
-        return acc + _dot(d_scores.astype(k.dtype), k, (1, 0))
+        _, d_products = _cotangent_tile(q, k, v_ref[keys, :], do, lse_i, delta_i, kind,
+                                      lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), score)
+        return acc + _dot(d_products.astype(k.dtype), k, (1, 0))
     acc = lax.fori_loop(0, counts[i], visit, jnp.zeros(q.shape, jnp.float32))
     dq_ref[here, :] = acc.astype(dq_ref.dtype)
 
 
-def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dk_ref, dv_ref, *, scale, group,
+def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dk_ref, dv_ref, *, score, group,
                          block_q, block_k):
     j = pl.program_id(0)
     here = pl.ds(j * block_k, block_k)
@@ -111,10 +113,10 @@ def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse
         rows = pl.ds(i * block_q, block_q)
         for member in range(group):
             q, do = q_ref[member, rows, :], d_out[member, rows, :]
-            weights, d_scores = _cotangent_tile(q, k, v, do, lse[member, rows], delta[member, rows], kind,
-                                                lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), scale)
+            weights, d_products = _cotangent_tile(q, k, v, do, lse[member, rows], delta[member, rows], kind,
+                                                lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), score)
             dv = dv + _dot(weights.astype(do.dtype), do, (0, 0))
-            dk = dk + _dot(d_scores.astype(q.dtype), q, (0, 0))
+            dk = dk + _dot(d_products.astype(q.dtype), q, (0, 0))
         return dk, dv
     zero = jnp.zeros(k.shape, jnp.float32)
     dk, dv = lax.fori_loop(0, counts[j], visit, (zero, zero))
@@ -139,24 +141,24 @@ def _params(interpret):
     return {"interpret": interpret, "compiler_params": plgpu.CompilerParams(num_warps=4, num_stages=2)}
 
 
-def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, interpret=False):
+def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, interpret=False):
     """Forward pass over padded arrays; arguments and results as `flash_tpu.forward`, tile edges powers of two."""
     batch, heads, queries, _ = q.shape
     lists, counts = _row_lists(tile_classes(mask, block_q, block_k))
     common, query, key, row, mask_q, mask_k = _specs(q, k, mask, lists)
     return pl.pallas_call(
-        functools.partial(_forward_kernel, scale=scale, block_q=block_q, block_k=block_k), grid=(queries // block_q, heads, batch),
+        functools.partial(_forward_kernel, score=score, block_q=block_q, block_k=block_k), grid=(queries // block_q, heads, batch),
         in_specs=(*common, query, key, key, mask_q, mask_k), out_specs=(query, row),
         out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)),
         name="block_mask_attention_forward", **_params(interpret))(lists, counts, q, k, v, mask[:4], mask[4:])
 
 
-def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
+def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
     """Backward pass; arguments and results as `flash_tpu.backward`."""
     batch, heads, queries, width = q.shape
     keys, group = k.shape[1], heads // k.shape[1]
     classes = tile_classes(mask, block_q, block_k)
-    static = dict(scale=scale, block_q=block_q, block_k=block_k)
+    static = dict(score=score, block_q=block_q, block_k=block_k)
     lists, counts = _row_lists(classes)
     common, query, key, row, mask_q, mask_k = _specs(q, k, mask, lists)
     dq = pl.pallas_call(

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.attention.mask_spec import Mask
+from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import FULL, PARTIAL, tile_classes, work_list
 
 _NEG = -1e30
@@ -82,7 +83,7 @@ def _decode(tiles_ref):
     return (entry >> 2) & 3, (entry & 2) == 2, (entry & 1) == 1
 
 
-def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, acc, *, scale, mixed):
+def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, acc, *, score, mixed):
     kind, first, last = _decode(tiles)
 
     @pl.when(first)
@@ -93,7 +94,7 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
 
     def visit(ruled):
         masked = ruled or mixed
-        scores = _dot(q[...], _rows(k), (1, 1)) * scale
+        scores = score(_dot(q[...], _rows(k), (1, 1)))
         if masked:
             scores = jnp.where(_tile_visible(meta_q[...], meta_k[...], False, ruled, mixed), scores, _NEG)
         old = top[:, :1]
@@ -119,19 +120,19 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
         lse[...] = jnp.broadcast_to(column, top.shape).T[0:1, :]
 
 
-def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed):
-    """(X, Q) weights and score cotangents of one tile."""
-    scores = _dot(k[...], q[...], (1, 1)) * scale
+def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed):
+    """(X, Q) weights and cotangents of the products of one tile."""
+    scores = score(_dot(k[...], q[...], (1, 1)))
     if ruled or mixed:
         seen = _tile_visible(meta_q[...], meta_k[...], True, ruled, mixed)
         weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - lse[...], 0.0)), 0.0)
     else:
         weights = jnp.exp(scores - lse[...])
     d_weights = _dot(v[...], d_out[...], (1, 1))
-    return weights, weights * (d_weights - delta[...]) * scale
+    return weights, score.pull_back(scores, weights * (d_weights - delta[...]))
 
 
-def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dq, acc, *, scale, mixed):
+def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dq, acc, *, score, mixed):
     kind, first, last = _decode(tiles)
 
     @pl.when(first)
@@ -139,8 +140,8 @@ def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_o
         acc[...] = jnp.zeros_like(acc)
 
     def visit(ruled):
-        _, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed)
-        acc[...] += _dot(d_scores.astype(k.dtype), k[...], (0, 0))
+        _, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed)
+        acc[...] += _dot(d_products.astype(k.dtype), k[...], (0, 0))
 
     pl.when(kind == FULL)(lambda: visit(False))
     pl.when(kind == PARTIAL)(lambda: visit(True))
@@ -150,7 +151,7 @@ def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_o
         dq[...] = acc[...].astype(dq.dtype)
 
 
-def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, scale, mixed, group):
+def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, score, mixed, group):
     kind, first, last = _decode(tiles)
     member = pl.program_id(2)     # query head inside the key head's group
 
@@ -160,9 +161,9 @@ def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out
         acc_v[...] = jnp.zeros_like(acc_v)
 
     def visit(ruled):
-        weights, d_scores = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, scale, ruled, mixed)
+        weights, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed)
         acc_v[...] += _dot(weights.astype(d_out.dtype), d_out[...], (1, 0))
-        acc_k[...] += _dot(d_scores.astype(q.dtype), q[...], (1, 0))
+        acc_k[...] += _dot(d_products.astype(q.dtype), q[...], (1, 0))
 
     pl.when(kind == FULL)(lambda: visit(False))
     pl.when(kind == PARTIAL)(lambda: visit(True))
@@ -216,14 +217,14 @@ def _call(kernel, grid, in_specs, out_specs, out_shape, scratch, name, interpret
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics))
 
 
-def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, heads: Heads | None = None, interpret=False):
+def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, heads: Heads | None = None, interpret=False):
     """Forward pass over padded arrays.
 
     Args:
       q: (B, N, T, H), T a multiple of block_q.
       k, v: (B, K, S, H), S a multiple of block_k; with `heads`, the cache itself, (B, tokens, key heads, H).
       mask: padded metadata.
-      scale: factor of the scores.
+      score: from products to scores.
       block_q, block_k: tile edges; multiples of 128, or the whole axis.
       heads: key heads of rows when rows are (token, head) pairs and N = 1, or None.
       interpret: False, True or a `pltpu.InterpretParams`.
@@ -242,18 +243,18 @@ def forward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, heads
         in_specs[1:3] = [per_tile, per_tile]
     scratch = [pltpu.VMEM((block_q, _LANES), jnp.float32)] * 2 + [pltpu.VMEM((block_q, width), jnp.float32)]
     out_shape = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, count, 1, queries), jnp.float32))
-    kernel = functools.partial(_forward_kernel, scale=scale, mixed=heads is not None)
+    kernel = functools.partial(_forward_kernel, score=score, mixed=heads is not None)
     return _call(kernel, (count, work.count), in_specs, (q_spec, row_spec), out_shape, scratch, "block_mask_attention_forward",
                  interpret, 4 * batch * count * queries * mask.rank_k.shape[1] * width)(
                      work.rows, work.tiles, q, k, v, *pack_metadata(mask, heads))
 
 
-def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse, delta, d_out, heads: Heads | None = None,
+def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, heads: Heads | None = None,
              interpret=False):
     """Backward pass: one kernel for dq over query rows of tiles, one for dk and dv over key rows.
 
     Args:
-      q, k, v, mask, scale, block_q, block_k, heads, interpret: as for `forward`, but k and v always (B, K, S, H).
+      q, k, v, mask, score, block_q, block_k, heads, interpret: as for `forward`, but k and v always (B, K, S, H).
       lse: (B, N, 1, T) float32 from `forward`.
       delta: (B, N, 1, T) float32, row sums of out * d_out.
       d_out: (B, N, T, H).
@@ -268,12 +269,12 @@ def backward(q, k, v, mask: Mask, scale: float, block_q: int, block_k: int, lse,
     work = work_list(classes)
     in_specs, q_spec, _, _ = _in_specs(_maps(queries // block_q, group, True, False), block_q, block_k, width, True)
     mixed = heads is not None
-    dq = _call(functools.partial(_query_gradient_kernel, scale=scale, mixed=mixed), (count, work.count), in_specs, q_spec,
+    dq = _call(functools.partial(_query_gradient_kernel, score=score, mixed=mixed), (count, work.count), in_specs, q_spec,
                jax.ShapeDtypeStruct(q.shape, q.dtype), [pltpu.VMEM((block_q, width), jnp.float32)],
                "block_mask_attention_dq", interpret, 3 * flops)(work.rows, work.tiles, *inputs)
     work = work_list(jnp.swapaxes(classes, 1, 2))
     in_specs, _, k_spec, _ = _in_specs(_maps(k.shape[2] // block_k, group, False, True), block_q, block_k, width, True)
-    kernel = functools.partial(_key_gradient_kernel, scale=scale, mixed=mixed, group=group)
+    kernel = functools.partial(_key_gradient_kernel, score=score, mixed=mixed, group=group)
     dk, dv = _call(kernel, (keys, work.count, group), in_specs,
                    (k_spec, k_spec), (jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
                    [pltpu.VMEM((block_k, width), jnp.float32)] * 2, "block_mask_attention_dkv", interpret, 4 * flops)(

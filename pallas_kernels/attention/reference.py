@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.mask_spec import visible
+from pallas_kernels.attention.scores import Scoring
 
 
-def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, scale: float | None = None) -> jax.Array:
+def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, scale: float | None = None,
+                    soft_cap: float | None = None) -> jax.Array:
     """softmax(scale q k^T) v over visible keys, zeros for a query that sees none.
 
     Args:
@@ -18,13 +20,14 @@ def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, scale: float
       k, v: (B, S, K, H), K dividing N; query head n reads key head n // (N // K).
       mask: the seven visibility arrays.
       scale: factor of the scores; H**-0.5 when None.
+      soft_cap: bound of the scores, approached by a tanh; none when None.
     Returns:
       (B, T, N, H), dtype of q.
     """
     acc = jnp.promote_types(q.dtype, jnp.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (jnp.repeat(a.astype(acc), q.shape[2] // a.shape[2], axis=2) for a in (k, v))
-    scores = scale * jnp.einsum("btnh,bsnh->bnts", q.astype(acc), k, precision="highest")
+    scores = Scoring(scale, soft_cap)(jnp.einsum("btnh,bsnh->bnts", q.astype(acc), k, precision="highest"))
     seen = visible(mask)[:, None]
     top = jnp.max(jnp.where(seen, scores, -jnp.inf), -1, keepdims=True)
     top = jnp.where(jnp.isfinite(top), top, 0.0)

@@ -58,15 +58,16 @@ def _operand_dtype(clean: Stream, precision: str | None):
     return jnp.dtype(jnp.bfloat16) if clean.v.dtype == jnp.bfloat16 else jnp.dtype(accumulation_dtype(clean.v.dtype))
 
 
-def _problem(clean: Stream, chunk: int, backend: str) -> str | None:
+def _problem(streams: tuple[Stream, ...], chunk: int, backend: str) -> str | None:
     """Why a kernel backend cannot take these shapes or dtypes, or None."""
-    if clean.v.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"dtype {clean.v.dtype} (kernels take float32 and bfloat16)"
+    for array in jax.tree.leaves(streams):
+        if array.dtype not in (jnp.float32, jnp.bfloat16):
+            return f"dtype {array.dtype} (kernels take float32 and bfloat16)"
     if backend == "interpret":
         return None
     if chunk % 16:
         return f"chunk of {chunk} tokens (kernels take multiples of 16)"
-    widths = clean.q.shape[-1], clean.v.shape[-1]
+    widths = streams[0].q.shape[-1], streams[0].v.shape[-1]
     if any(w not in (64, 128, 256) for w in widths):
         return f"head widths {widths} (kernels take 64, 128 and 256)"
     if backend == "gpu" and chunk & (chunk - 1):
@@ -113,6 +114,8 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
                          "beta = g = 0.")
     if noisy is not None:
         check_stream(noisy, "noisy", ("B", "W", "T"))
+        if noisy.q.shape[1] == 0:
+            raise ValueError("noisy has W = 0 views; expected at least one. Pass noisy=None for the clean stream alone.")
         for field, a, b in zip(Stream._fields, clean, noisy):
             if (b.shape[0], *b.shape[2:]) != a.shape:
                 raise ValueError(f"noisy.{field} has shape {b.shape}; expected (B, W, ...) matching clean.{field} {a.shape}.")
@@ -123,17 +126,18 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
         check_documents(documents, (batch, tokens), block_size)
     if form not in FORMS:
         raise ValueError(f"form={form!r}; accepted: {', '.join(FORMS)}.")
-    if form != "folded" and backend not in (None, "xla"):
-        raise ValueError(f"backend={backend!r} with form={form!r}; only form 'folded' has kernels. Use backend=None.")
+    if (form != "folded" or return_states) and backend not in (None, "xla"):
+        raise ValueError(f"backend={backend!r} with form={form!r}, return_states={return_states}; only form 'folded' without "
+                         "states has kernels. Use backend=None.")
     dtype = _operand_dtype(clean, precision)
     scale = clean.q.shape[-1] ** -0.5 if scale is None else float(scale)
     if form == "sequential" or return_states:
         return reference.sequential(clean, noisy, block_size=block_size, documents=documents, initial_state=initial_state,
                                     scale=scale, keep_states=return_states)
 
-    # short inputs need no full chunk; stay on multiples of the block and of 16 rows
+    # short inputs need no full chunk; doubling from a multiple of the block and of 16 rows keeps powers of two
     unit = math.lcm(block_size, 16)
-    chunk = min(chunk_size, -(-tokens // unit) * unit)
+    chunk = min(chunk_size, unit << (-(-tokens // unit) - 1).bit_length())
     state = jnp.zeros(state_shape, accumulation_dtype(clean.v.dtype)) if initial_state is None else initial_state
     state = state.astype(accumulation_dtype(clean.v.dtype))
     starts = None if documents is None else document_starts(documents, initial_state is not None)
@@ -143,7 +147,7 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     clean_p = Stream(*(pad_tokens(a, 1, chunk) for a in clean))
     noisy_p = None if noisy is None else Stream(*(pad_tokens(a, 2, chunk) for a in noisy))
     if form == "folded":
-        chosen = dispatch.choose("two_stream_gated_delta", backend, functools.partial(_problem, clean, chunk))
+        chosen = dispatch.choose("two_stream_gated_delta", backend, functools.partial(_problem, (clean, *([] if noisy is None else [noisy])), chunk))
         plan = Plan(block_size, scale, dtype, documents is not None)
         out, noisy_out, final = _folded(chosen, plan, chunk, clean_p, noisy_p, starts, state)
     else:

@@ -42,13 +42,22 @@ def test_forms_agree_in_gradients(T):
     q, k, v, rule = draw_inputs(T, T=T, S=20)
     target = np.random.default_rng(9).standard_normal(q.shape).astype(np.float32)
     grads = {form: jax.jit(jax.grad(lambda *x: jnp.sum(attention(*x, rule, form=form) * target), (0, 1, 2)))(q, k, v)
-             for form in ("reference", "chunked")}
-    for a, b in zip(grads["reference"], grads["chunked"]):
+             for form in ("reference", "chunked", "kernel")}
+    for a, b, c in zip(*grads.values()):
         assert float(jnp.abs(a).max()) > 0.1
         np.testing.assert_allclose(a, b, atol=2e-5)
+        np.testing.assert_allclose(a, c, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["reference", "chunked"])
+def test_one_rule_serves_every_row_in_every_form():
+    q, k, v, rule = draw_inputs(5, B=3, T=9, S=9)
+    once = vis.causal(jnp.ones((1, 9), bool))
+    thrice = vis.causal(jnp.ones((3, 9), bool))
+    for form in ("reference", "chunked", "kernel"):
+        np.testing.assert_allclose(attention(q, k, v, once, form=form), attention(q, k, v, thrice), atol=2e-6)
+
+
+@pytest.mark.parametrize("form", ["reference", "chunked", "kernel"])
 def test_queries_that_see_nothing_give_zeros_and_finite_gradients(form):
     q, k, v, _ = draw_inputs(0, S=10)
     rule = vis.causal(jnp.zeros((2, 10), bool).at[:, 4:].set(True))
@@ -67,7 +76,7 @@ def test_unseen_keys_have_no_influence_at_all():
     assert bool(rule.dense().any())
     poisoned = [x.copy() for x in (k, v)]
     poisoned[0][:, 5], poisoned[1][:, 5] = 1e30, 1e30
-    for form in ("reference", "chunked"):
+    for form in ("reference", "chunked", "kernel"):
         np.testing.assert_array_equal(attention(q, k, v, rule, form=form), attention(q, *poisoned, rule, form=form))
 
 
@@ -88,7 +97,7 @@ def test_dense_mask_scale_and_dtype():
 
 def test_large_logits_do_not_overflow():
     q, k, v, rule = draw_inputs(4)
-    for form in ("reference", "chunked"):
+    for form in ("reference", "chunked", "kernel"):
         assert np.isfinite(attention(q * 1e4, k * 1e4, v, rule, form=form)).all()
 
 
@@ -108,6 +117,7 @@ def test_chunked_memory_grows_linearly():
     (dict(form="flash"), "'flash'.*'chunked' or 'kernel'"),
     (dict(visibility=vis.causal(jnp.ones((2, 13), bool))), r"\(13, 13\).*\(10, 13\)"),
     (dict(visibility=jnp.ones((2, 10, 12), bool)), r"\(10, 12\).*\(10, 13\)"),
+    (dict(visibility=jnp.ones((2, 10, 13), bool), form="kernel"), "'kernel' takes a Visibility"),
 ])
 def test_bad_input_is_named(change, message):
     q, k, v, rule = draw_inputs(0)

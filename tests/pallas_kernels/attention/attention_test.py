@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import Mask, block_mask_attention, dispatch, use_backend
 from pallas_kernels.attention import flash_gpu, flash_tpu, mask_spec, tiles
 from pallas_kernels.attention.reference import dense_attention
+from pallas_kernels.attention.scores import Scoring
 
 
 def arrays(seed, batch, queries, keys, heads, key_heads, width):
@@ -26,8 +27,9 @@ def values_and_gradients(attend, inputs, dtype):
 
 
 def compare(mask, heads, key_heads, width, dtype, tolerance, seed=0, **options):
+    rule = {name: options[name] for name in ("scale", "soft_cap") if name in options}
     inputs = arrays(seed, mask.floor_q.shape[0], mask.floor_q.shape[1], mask.rank_k.shape[1], heads, key_heads, width)
-    want = values_and_gradients(lambda q, k, v: dense_attention(q, k, v, mask), inputs, jnp.float64)
+    want = values_and_gradients(lambda q, k, v: dense_attention(q, k, v, mask, **rule), inputs, jnp.float64)
     got = values_and_gradients(lambda q, k, v: block_mask_attention(q, k, v, mask, **options), inputs, dtype)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(b).max()), err_msg=name)
@@ -49,6 +51,96 @@ DOCUMENTS = padded_documents([[20, 1, 16, 4], [8, 21, 4, 8]])
 ], ids=["two-stream", "three-views", "one-token", "ragged"])
 def test_xla_form_float64(x64, mask, heads, key_heads, edges):
     compare(mask, heads, key_heads, 8, jnp.float64, 1e-12, block_q=edges[0], block_k=edges[1], backend="xla")
+
+
+def random_mask(rng, batch, queries, keys):
+    """Any seven integers are a mask: crossing intervals, groups that come back, ranks in no order, rows that see nothing."""
+    pick = lambda low, high, n: jnp.asarray(rng.integers(low, high, (batch, n)), jnp.int32)
+    return Mask(pick(0, 6, queries), pick(-1, 9, queries), pick(-1, 3, queries), pick(0, 3, queries), pick(-1, 9, keys),
+                pick(-1, 3, keys), pick(0, 3, keys))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("backend, dtype, tolerance", [
+    ("xla", jnp.float64, 1e-12), pytest.param("interpret", jnp.float32, 1e-5, marks=pytest.mark.slow)])
+def test_any_mask_any_size(x64, seed, backend, dtype, tolerance):
+    rng = np.random.default_rng(seed)
+    key_heads = int(rng.integers(1, 4))
+    mask = random_mask(rng, int(rng.integers(1, 3)), int(rng.integers(1, 70)), int(rng.integers(1, 70)))
+    options = dict(soft_cap=float(rng.choice([0.5, 3.0])), scale=0.7) if seed % 2 else {}
+    compare(mask, key_heads * int(rng.integers(1, 4)), key_heads, 8, dtype, tolerance, seed, backend=backend, block_q=16, block_k=32,
+            **options)
+
+
+def blind_stretches():
+    """64 queries and 96 keys of which whole tiles of 32 see nothing, or are seen by nobody."""
+    index = jnp.arange(96)[None]
+    seeing, shown = index[:, :64] >= 32, (index < 32) | (index >= 64)
+    return Mask(*(jnp.asarray(a, jnp.int32) for a in (
+        jnp.zeros_like(seeing), jnp.where(seeing, 90, -1), jnp.full_like(seeing, -1, jnp.int32), jnp.zeros_like(seeing),
+        jnp.where(shown, index, -1), jnp.full_like(index, -1), jnp.zeros_like(index))))
+
+
+@pytest.mark.parametrize("module", [flash_tpu, flash_gpu])
+def test_kernels_write_zeros_where_no_tile_is_needed(module):
+    mask = blind_stretches()
+    assert np.asarray(tiles.tile_classes(mask, 32, 32) == tiles.EMPTY).tolist() == [[[True] * 3, [False, True, False]]]
+    got, want = module_gradients(module, mask, 32, True)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()), err_msg=name)
+    out, dq, dk, dv = got
+    assert not out[:, :, :32].any() and not dq[:, :, :32].any() and not dk[:, :, 32:64].any() and not dv[:, :, 32:64].any()
+
+
+@pytest.mark.parametrize("module", [flash_tpu, flash_gpu])
+def test_kernels_cap_scores(module):
+    got, want = module_gradients(module, mask_spec.two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True, cap=0.3)
+    uncapped, _ = module_gradients(module, mask_spec.two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True)
+    for a, b, c in zip(got, want, uncapped):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
+        assert np.abs(a - c).max() > 1e-2
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_decode_reads_only_the_valid_prefix(key_heads):
+    """What lies in cache tiles behind a row's last token may be anything, and each row has its own end."""
+    lengths, edge, tokens = np.array([5, 100, 200]), 32, 2
+    mask = mask_spec.ragged_decode(jnp.asarray(lengths), tokens, 256)
+    q, k, v, _ = (jnp.asarray(a, jnp.float32) for a in arrays(0, 3, tokens, 256, 4, key_heads, 16))
+    ends = -(-(lengths + tokens) * key_heads // edge) * edge // key_heads                   # in tokens, whole tiles
+    stale = (jnp.arange(256) >= jnp.asarray(ends)[:, None])[:, :, None, None]
+    attend = jax.jit(lambda k, v: block_mask_attention(q, k, v, mask, backend="interpret", block_k=edge))
+    assert int(stale.sum()) > 256
+    np.testing.assert_array_equal(attend(jnp.where(stale, jnp.nan, k), jnp.where(stale, jnp.nan, v)), attend(k, v))
+
+
+def test_long_work_lists_are_split_by_batch_rows(monkeypatch):
+    """Scalar memory bounds the list of tiles: several rows at once while they fit, then one by one, then no kernel."""
+    from pallas_kernels.attention import api
+    seen = []
+    monkeypatch.setattr(api, "_run_forward", lambda call, q, k, v, mask: (seen.append((q.shape[0], *mask.floor_q.shape)) or q, q))
+    z = lambda *s: jnp.zeros(s, jnp.bfloat16)
+    attend = lambda: jax.eval_shape(lambda: block_mask_attention(z(6, 1024, 1, 64), z(6, 1024, 1, 64), z(6, 1024, 1, 64),
+                                                                 mask_spec.causal(1, 1024), backend="tpu"))
+    for limit, rows in ((24, 6), (23, 3), (4, 1)):
+        monkeypatch.setattr(api, "_MAX_TILES", limit)
+        assert attend().shape == (6, 1024, 1, 64) and seen.pop() == (rows, rows, 1024)
+    monkeypatch.setattr(api, "_MAX_TILES", 3)
+    with pytest.raises(ValueError, match="4 tiles for 1024 queries and 1024 keys"):
+        attend()
+
+
+def test_batch_rows_taken_in_groups_give_the_same(monkeypatch):
+    from pallas_kernels.attention import api
+    mask = mask_spec.packed(DOCUMENTS[jnp.asarray([0, 1, 0, 1])])
+    q, k, v, d_out = (jnp.asarray(a, jnp.float32) for a in arrays(0, 4, 41, 41, 2, 1, 8))
+    call = api._Call("tpu", Scoring(0.3), 41, 41, (1, 1))
+    monkeypatch.setattr(api, "_attend", lambda call, *rows: api._run_forward(call._replace(backend="xla"), *rows)[0])
+    heads_first = [jnp.moveaxis(a, 2, 1) for a in (q, k, v)]
+    for limit in (1, 2, 3, 4):
+        monkeypatch.setattr(api, "_MAX_TILES", limit)
+        out = api._attend_rows(call, 1, *heads_first, mask)
+        np.testing.assert_allclose(jnp.moveaxis(out, 1, 2), dense_attention(q, k, v, mask, 0.3), atol=2e-6)
 
 
 def test_blind_rows_are_zero_with_zero_gradient(x64):
@@ -84,14 +176,14 @@ def head_major(mask, heads, key_heads, width, edge):
     return q, k, v, tiles.pad_mask(mask, q.shape[2], k.shape[2]), d_out
 
 
-def module_gradients(module, mask, edge, interpret):
+def module_gradients(module, mask, edge, interpret, cap=None):
     q, k, v, padded, d_out = head_major(mask, 4, 2, 16, edge)
 
     def both(q, k, v, d_out):
-        out, lse = module.forward(q, k, v, padded, 0.25, edge, edge, interpret=interpret)
+        out, lse = module.forward(q, k, v, padded, Scoring(0.25, cap), edge, edge, interpret=interpret)
         delta = jnp.sum(out * d_out, -1)[:, :, None]
-        return out, *module.backward(q, k, v, padded, 0.25, edge, edge, lse, delta, d_out, interpret=interpret)
-    want = values_and_gradients(lambda *a: jnp.moveaxis(dense_attention(*(jnp.moveaxis(x, 1, 2) for x in a), padded, 0.25), 1, 2),
+        return out, *module.backward(q, k, v, padded, Scoring(0.25, cap), edge, edge, lse, delta, d_out, interpret=interpret)
+    want = values_and_gradients(lambda *a: jnp.moveaxis(dense_attention(*(jnp.moveaxis(x, 1, 2) for x in a), padded, 0.25, cap), 1, 2),
                                 (q, k, v, d_out), jnp.float32)
     return [np.asarray(x) for x in jax.jit(both)(q, k, v, d_out)], want
 
@@ -126,6 +218,9 @@ def test_triton_lowering(width):
     assert text.count("triton") >= 3
 
 
+WIDE = dict(q=jnp.zeros((1, 4, 2, 64)), k=jnp.zeros((1, 4, 1, 64)), v=jnp.zeros((1, 4, 1, 64)))
+
+
 @pytest.mark.parametrize("change, words", [
     (dict(q=jnp.zeros((1, 4, 8))), r"q has shape \(1, 4, 8\)"),
     (dict(k=jnp.zeros((1, 4, 3, 8)), v=jnp.zeros((1, 4, 3, 8))), "2 query heads over 3 key heads"),
@@ -136,6 +231,10 @@ def test_triton_lowering(width):
     (dict(backend="cuda"), "backend 'cuda' is unknown"),
     (dict(backend="tpu"), "head width 8"),
     (dict(block_q=10), "block_q=10"),
+    (dict(soft_cap=0.0), "soft_cap=0.0; expected a positive number"),
+    (dict(soft_cap=float("nan")), "soft_cap=nan"),
+    (dict(WIDE, backend="tpu", block_q=48), "block_q=48 .TPU tiles are multiples of 128"),
+    (dict(WIDE, backend="gpu", block_k=48), "block_k=48 .GPU tiles are powers of two"),
 ])
 def test_refuses(change, words):
     call = dict(q=jnp.zeros((1, 4, 2, 8)), k=jnp.zeros((1, 4, 1, 8)), v=jnp.zeros((1, 4, 1, 8)), mask=mask_spec.causal(1, 4))

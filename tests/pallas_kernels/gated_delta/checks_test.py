@@ -1,6 +1,7 @@
 """Bad input is refused by name before anything compiles; unsupported shapes fall back with one warning."""
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ def stream(lead=(1, 8), keys=1, heads=2, width=4, dtype=jnp.float32):
     (dict(block_size=128), "block_size=128"),
     (dict(block_size=0), "block_size=0"),
     (dict(form="route_iii"), "form='route_iii'"),
-    (dict(form="route_i", backend="tpu"), "only form 'folded' has kernels"),
+    (dict(form="route_i", backend="tpu"), "form='route_i', .* only form 'folded'"),
     (dict(backend="rocm"), "backend 'rocm' is unknown"),
     (dict(backend="tpu"), r"head widths \(4, 4\)"),
     (dict(precision="float16"), "precision='float16'"),
     (dict(documents=jnp.zeros((1, 7), jnp.int32)), r"documents has shape \(1, 7\)"),
     (dict(documents=jnp.asarray([[0] * 3 + [1] * 5]), block_size=4), r"\(0, 3\), inside a block of 4"),
     (dict(initial_state=jnp.zeros((1, 2, 4, 5))), r"initial_state has shape \(1, 2, 4, 5\)"),
+    (dict(return_states=True, backend="tpu"), "return_states=True; only form 'folded' without states"),
 ])
 def test_refuses(options, words):
     with pytest.raises(ValueError, match=words):
@@ -43,9 +45,25 @@ def test_refuses_streams(change, words):
         two_stream_gated_delta(stream()._replace(**change))
 
 
-def test_refuses_views_of_another_length():
+def test_refuses_views_of_another_length_or_none_of_them():
     with pytest.raises(ValueError, match="matching clean.q"):
         two_stream_gated_delta(stream(), stream((1, 1, 16)))
+    with pytest.raises(ValueError, match="W = 0 views"):
+        two_stream_gated_delta(stream(), stream((1, 0, 8)))
+
+
+@pytest.mark.parametrize("name", Stream._fields)
+def test_kernels_refuse_a_wide_array_by_name(x64, name):
+    """One float64 array is enough: no kernel takes it."""
+    noisy = stream((1, 1, 8), width=64)
+    with pytest.raises(ValueError, match="dtype float64"):
+        two_stream_gated_delta(stream(width=64), noisy._replace(**{name: getattr(noisy, name).astype(jnp.float64)}), backend="tpu")
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 40, 100])
+def test_gpu_kernels_take_any_number_of_tokens(tokens):
+    """Short inputs get short chunks, which stay powers of two."""
+    jax.eval_shape(lambda s: two_stream_gated_delta(s, backend="gpu"), stream((1, tokens), width=64))
 
 
 def test_falls_back_with_one_warning():
@@ -84,6 +102,22 @@ def test_short_conv_state_continues_a_sequence():
         parts.append(out)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-6)
     np.testing.assert_array_equal(state, x[:, -3:])
+
+
+def test_short_conv_state_forgets_earlier_documents():
+    """Decoding on from a packed row reads the last document only, whatever preceded it; a carried state lasts as long as its document."""
+    rng = np.random.default_rng(2)
+    x, w = jnp.asarray(rng.normal(size=(3, 9, 3)), jnp.float32), jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)
+    starts, before = (0, 4, 8), jnp.asarray(rng.normal(size=(3, 3, 3)), jnp.float32)
+    documents = jnp.asarray([[int(t >= start) for t in range(9)] for start in starts])
+    for state in (None, before):
+        _, _, packed = short_conv(x[:, :8], w, documents=documents[:, :8], state=state)
+        _, _, longer = short_conv(x, w, documents=documents, state=state)
+        for row, start in enumerate(starts):
+            carried = state[row:row + 1] if state is not None and start == 0 else None
+            np.testing.assert_array_equal(longer[row:row + 1], short_conv(x[row:row + 1, start:], w, state=carried)[2])
+            if start < 8:
+                np.testing.assert_array_equal(packed[row:row + 1], short_conv(x[row:row + 1, start:8], w, state=carried)[2])
 
 
 def test_short_conv_noisy_reads_clean_before_its_block():
