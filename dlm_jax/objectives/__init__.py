@@ -8,9 +8,9 @@ sums over rows, so rows may be scored in pieces; `loss(score, batch, key, config
 from types import ModuleType
 from typing import Any
 
-from dlm_jax.objectives import autoregressive, refusion
+from dlm_jax.objectives import autoregressive, orthrus, refusion
 
-MODULES = {module.Config.name: module for module in (autoregressive, refusion)}
+MODULES = {module.Config.name: module for module in (autoregressive, orthrus, refusion)}
 
 
 def of(config: Any) -> ModuleType:

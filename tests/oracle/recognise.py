@@ -42,8 +42,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
-    from tests.oracle import kernels
+    from tests.oracle import kernels, masked
 
+    if masked.is_masked(cases):
+        return masked.run
     if kernels.is_flare(folder):
         return kernels.run_flare
     if kernels.is_gdn_units(folder):

@@ -1,0 +1,230 @@
+"""What masked objectives share: when each token is noised, how likely it is then masked, and who counts.
+
+Time t runs from 0, clean, to 1, all masked. Three steps: `draw` fixes a row's times and one uniform number a token,
+`supervise` says which tokens may be masked, `scales` turns counts into the normalisation of the loss. What a row
+draws follows its example id, so that neither its neighbours nor the number of devices change it.
+
+Letters: B batch, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.nn import visibility
+from dlm_jax.objectives import losses
+from dlm_jax.types import Scorer
+
+TARGETS = ("response", "all")
+PADDINGS = ("eos", "ignore")
+NORMALISATIONS = ("sequence", "token", "batch")
+SCHEDULES = ("linear", "cosine")
+_TINY = 1e-6  # keeps -alpha' / (1 - alpha) finite at t = 0, as the released code does
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """The draws of a batch.
+
+    Attributes:
+      time: (B, T) float32 t of each token.
+      uniform: (B, T) float32 in [0, 1); a token is masked where it lies below the masking rate at its time.
+    """
+
+    time: Array
+    uniform: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Supervision:
+    """Rows before noise; every field is (B, T).
+
+    Attributes:
+      tokens: int32 ids, padding replaced by EOS where it is supervised.
+      valid: bool, False on padding.
+      taught: bool, tokens that may be masked and predicted.
+    """
+
+    tokens: Array
+    valid: Array
+    taught: Array
+
+
+def row_keys(key: Array, example_id: Array, use: int) -> Array:
+    """Returns a key for every row.
+
+    Args:
+      key: the step's key.
+      example_id: (B,) int32.
+      use: number of what the keys are for; other numbers give independent keys.
+    """
+    return jax.vmap(lambda example: jax.random.fold_in(jax.random.fold_in(key, example), use))(example_id)
+
+
+def draw(
+    key: Array, example_id: Array, length: int, interval: tuple[float, float], *, block: int | None = None,
+    antithetic: bool = False,
+) -> Noise:
+    """Draws the times and thresholds of a batch, each row from its own keys.
+
+    Args:
+      key: the step's key.
+      example_id: (B,) int32.
+      length: T.
+      interval: least and largest time; t is uniform between them.
+      block: tokens that share a time; None for one time a row.
+      antithetic: spread the times of the batch evenly over the interval, from one random offset a step: the time of
+        a row then follows its place in the batch, and the loss varies less from batch to batch.
+
+    Returns:
+      The draws.
+    """
+    B, times = example_id.shape[0], 1 if block is None else -(-length // block)
+    each = lambda use, size: jax.vmap(lambda k: jax.random.uniform(k, (size,)))(row_keys(key, example_id, use))
+    if antithetic:
+        place = jnp.arange(B * times, dtype=jnp.float32).reshape(B, times) / (B * times)
+        time = (jax.random.uniform(key) + place) % 1.0
+    else:
+        time = each(0, times)
+    low, high = interval
+    time = jnp.repeat(low + (high - low) * time, length if block is None else block, axis=1)
+    return Noise(time[:, :length], each(1, length))
+
+
+def rate(schedule: str, time: Array) -> Array:
+    """Returns 1 - alpha(t), the probability that a token of time t is masked.
+
+    Args:
+      schedule: "linear", t; or "cosine", cos((1 - t) pi / 2).
+      time: (...) float32.
+    """
+    return time if schedule == "linear" else jnp.cos(jnp.pi / 2 * (1 - time))
+
+
+def weight(schedule: str, time: Array) -> Array:
+    """Returns -alpha'(t) / (1 - alpha(t)), the weight of a masked token in the bound; 1 / t for "linear".
+
+    Args:
+      schedule: see `rate`.
+      time: (...) float32.
+
+    Source: MDLM (arXiv 2406.07524).
+    """
+    slope = jnp.ones_like(time) if schedule == "linear" else jnp.pi / 2 * jnp.sin(jnp.pi / 2 * (1 - time))
+    return slope / (rate(schedule, time) + _TINY)
+
+
+def supervise(batch: dict[str, Array], target: str, padding: str, eos_id: int | None, multiple: int = 1) -> Supervision:
+    """Says which tokens may be masked.
+
+    Args:
+      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` (B,) int32.
+      target: "response" for the tokens of `loss_mask`, the prompt is never masked; "all" for every token.
+      padding: "eos" makes what is missing to the batch's longest row EOS tokens that are taught like any other, so
+        that a model learns where answers end; "ignore" leaves padding out.
+      eos_id: of "eos".
+      multiple: the longest row is rounded up to it, tokens.
+
+    Returns:
+      The rows.
+
+    Source: LLaDA (arXiv 2502.09992), Sec. 2.3 for "eos".
+    """
+    tokens, T = batch["tokens"], batch["tokens"].shape[1]
+    index = jnp.arange(T, dtype=jnp.int32)[None]
+    own = index < batch["length"][:, None]
+    taught = own & (batch["loss_mask"] if target == "response" else True)
+    if padding == "ignore":
+        return Supervision(tokens, own, taught)
+    filled = index < -(-jnp.max(batch["length"]) // multiple) * multiple
+    return Supervision(jnp.where(filled & ~own, eos_id, tokens), jnp.broadcast_to(filled, own.shape),
+                       taught | (filled & ~own))
+
+
+def scales(taught: Array, normalisation: str) -> Array:
+    """Returns the factor on every token's weighted loss.
+
+    Args:
+      taught: (B, T) bool.
+      normalisation: "sequence", each row by its own taught tokens and then the mean over rows, LLaDA's; "token", the
+        mean over all taught tokens; "batch", the sum over tokens, the mean over rows.
+
+    Returns:
+      (B, 1) float32; a row that teaches nothing counts as a row of loss 0.
+    """
+    count = jnp.sum(taught, axis=1, keepdims=True).astype(jnp.float32)
+    if normalisation == "token":
+        return jnp.broadcast_to(1.0 / jnp.maximum(jnp.sum(count), 1.0), count.shape)
+    rows = jnp.full_like(count, 1.0 / count.shape[0])
+    return rows / jnp.maximum(count, 1.0) if normalisation == "sequence" else rows
+
+
+def aligned(outputs: Array, shift: int) -> Array:
+    """Returns outputs moved to the tokens they predict: place i holds output i - shift, the first `shift` their own.
+
+    Args:
+      outputs: (B, T, ...) hidden states or logits of a whole row.
+      shift: `score.shift`.
+    """
+    return jnp.concatenate([outputs[:, :shift], outputs[:, : outputs.shape[1] - shift]], axis=1) if shift else outputs
+
+
+def denoising_nll(score: Scorer, rows: losses.Rows, chunk: int) -> Array:
+    """Scores rows whose labels stand where their tokens were, every token seeing every other.
+
+    Args:
+      score: the model.
+      rows: inputs and labels.
+      chunk: tokens a row whose logits are held at a time.
+
+    Returns:
+      (B, T) float32 negative log-likelihoods, 0 where nothing is predicted.
+    """
+    hidden, _ = score.hidden(rows.tokens, rows.positions, visibility.bidirectional(rows.valid))
+    return losses.head_nll(score, aligned(hidden, score.shift), rows.labels, chunk)
+
+
+def check_fields(config: Any, accepted: dict[str, tuple[str, ...]]) -> None:
+    """Raises ValueError for what no masked objective can be configured to.
+
+    Args:
+      config: with `mask_id`, `eos_id` and `head_chunk`.
+      accepted: the values of each field that names a choice.
+    """
+    for name in ("mask_id", "eos_id"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} = {value}: expected the id of a token, 0 or more")
+    if config.mask_id is not None and config.mask_id == config.eos_id:
+        raise ValueError(f"mask_id = eos_id = {config.mask_id}: the mask must be another token than the end of sequence")
+    for name, values in accepted.items():
+        if getattr(config, name) not in values:
+            raise ValueError(f"{name} {getattr(config, name)!r}: expected one of {values}")
+    if config.head_chunk < 1:
+        raise ValueError(f"head_chunk = {config.head_chunk} tokens: expected at least 1")
+
+
+def check_ids(config: Any) -> None:
+    """Raises ValueError where an id that the objective needs is None."""
+    if config.mask_id is None:
+        raise ValueError("mask_id is None: give the id of the model's mask token")
+    if config.eos_id is None and config.padding == "eos":
+        raise ValueError("eos_id is None: give the id of the model's end of sequence, or padding='ignore'")
+
+
+def check_model(score: Scorer, config: Any) -> None:
+    """Raises ValueError for a model that cannot denoise, or that lacks the ids of the objective."""
+    if not score.bidirectional:
+        raise ValueError(f"objective {config.name!r} needs a bidirectional model, but this one is causal: make one of "
+                         "its weights with `python -m launch.convert_weights to-diffusion`")
+    for name in ("mask_id", "eos_id"):
+        value = getattr(config, name)
+        if value is not None and value >= score.vocab_size:
+            raise ValueError(f"{name} = {value} lies outside the vocabulary of {score.vocab_size} ids")
