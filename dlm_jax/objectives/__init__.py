@@ -2,15 +2,17 @@
 
 Each module has a frozen `Config` and three functions. `prepare(batch, key, config)` makes rows from the whole
 batch, with every weight already normalised; `rows_loss(score, rows, config)` returns a loss and metrics that are
-sums over rows, so rows may be scored in pieces; `loss(score, batch, key, config)` is the two together.
+sums over rows, so rows may be scored in pieces; `loss(score, batch, key, config)` is the two together. Some have
+`check(score, config)`, which refuses a model that the objective cannot train.
 """
 
 from types import ModuleType
 from typing import Any
 
-from dlm_jax.objectives import autoregressive, orthrus, refusion
+from dlm_jax.objectives import autoregressive, block_diffusion, masked_diffusion, refusion
 
-MODULES = {module.Config.name: module for module in (autoregressive, orthrus, refusion)}
+MODULES = {module.Config.name: module for module in (
+    autoregressive, block_diffusion, masked_diffusion, refusion)}
 
 
 def of(config: Any) -> ModuleType:
