@@ -5,7 +5,8 @@ Examples:
     # AR and ReFusion on a random 60 M-parameter model, batch 1 and 8, beside eager PyTorch if torch is installed
     python -m launch.benchmark decode --output results.json
 
-    # the kernels: forms of the two-stream gated delta rule by block size, and attention
+    # the kernels: attention, and forms of the two-stream gated delta rule by block size; on an accelerator at the
+    # paper's shape, beside cuDNN and, if it is installed, flash-linear-attention
     python -m launch.benchmark kernels --output kernels.md
 
     # a smaller decoding benchmark, in seconds
@@ -233,9 +234,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["kernels"]:
+        from launch.kernel_peers import PEERS
         from pallas_kernels import benchmark as kernels
 
-        kernels.main(arguments[1:])
+        peers = PEERS if jax.default_backend() == "gpu" else None
+        kernels.main(arguments[1:], "python -m launch.benchmark kernels", peers)
         return 0
     options = parser().parse_args(arguments)
     try:

@@ -1,165 +1,320 @@
-"""One table of forms by block size on whatever device is there: `python -m pallas_kernels.benchmark`.
+"""Tables of both operations on whatever device is there: `python -m pallas_kernels.benchmark`.
 
-Times are forward plus backward, compile excluded, best and median of calls made in turn. Memory is what the compiler reserves for
-temporaries. Ratios compare with the single-stream (autoregressive) chunkwise kernel on the clean tokens.
+Attention first, then the gated delta rule, one group per diffusion block size; a group's rows are printed, and the output file
+written anew, as soon as it is measured, so that a run that is cut short keeps what it has. Inside a group the entries take turns.
+
+Columns: best and median milliseconds of a call, forward plus backward (decode shapes: forward), device-synchronised, compile apart;
+temporaries the compiler reserves; `x single`: best time over that of the fastest single-stream form here on the clean tokens alone;
+`TFLOP/s`: products on visible pairs only, 4 N H a pair forward and 10 backward; `of causal`: that rate over the fastest causal
+attention of jax itself at the same head width.
 """
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.metadata
 import json
+import os
 import platform
 import statistics
+import sys
 import time
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pallas_kernels import dispatch
 from pallas_kernels.attention import arg_specs as attention_specs
 from pallas_kernels.attention.api import block_mask_attention
+from pallas_kernels.attention.mask_spec import visible
 from pallas_kernels.gated_delta import arg_specs as delta_specs
-from pallas_kernels.gated_delta.api import two_stream_gated_delta
+from pallas_kernels.gated_delta.api import FORMS, two_stream_gated_delta
+from pallas_kernels.gated_delta.streams import Stream, check_blocks
+
+CHUNK = 64
+# tile edges worth a try where no measurement has picked one yet
+GPU_EDGES = ((64, 64), (128, 64), (128, 128))
 
 
-def _compile(label: dict, function, args) -> dict:
-    """A labelled entry: the compiled program, its arguments, and what the compiler says it needs."""
+class Entry(NamedTuple):
+    """One thing to time: its row so far, a call that starts the work (None if it failed), and how to wait for the last call."""
+
+    row: dict[str, Any]
+    run: Callable[[], Any] | None
+    wait: Callable[[Any], Any] = jax.block_until_ready
+
+
+# a single-stream kernel from elsewhere: clean stream -> (run, wait); raises if it is not installed or cannot run here
+Peer = Callable[[Stream], tuple[Callable[[], Any], Callable[[Any], Any]]]
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160].replace("|", "/")
+
+
+def _entry(row: dict, function, args) -> Entry:
+    """Compiles one entry; whatever stops a compiler is this row's result, the other rows still count."""
     start = time.perf_counter()
-    compiled = jax.jit(function).lower(*args).compile()
+    try:
+        compiled = jax.jit(function).lower(*args).compile()
+    except Exception as error:
+        return Entry({**row, "failed": _reason(error)}, None)
     memory = compiled.memory_analysis()
-    return {**label, "compile_s": time.perf_counter() - start, "run": functools.partial(compiled, *args),
-            "temporary_mib": None if memory is None else memory.temp_size_in_bytes / 2 ** 20}
+    row = {**row, "compile_s": time.perf_counter() - start,
+           "temporary_mib": None if memory is None else memory.temp_size_in_bytes / 2 ** 20}
+    return Entry(row, functools.partial(compiled, *args))
 
 
-def _time(entries: list[dict], rounds: int) -> list[dict]:
-    """Times entries in turn, round after round, so that a busy spell of the machine falls on all of them; milliseconds."""
-    times = [[] for _ in entries]
+def measure(entries: list[Entry], rounds: int, calls: int) -> list[dict]:
+    """Times entries in turn, so that a busy spell falls on all of them.
+
+    Args:
+      entries: what to time.
+      rounds: timed samples per entry, after one to warm up.
+      calls: calls started back to back in a sample, which hides the cost of starting one.
+    Returns:
+      Their rows with best_ms and median_ms, or with failed.
+    """
+    rows, times = [dict(entry.row) for entry in entries], [[] for _ in entries]
     for turn in range(rounds + 1):
-        for entry, record in zip(entries, times):
-            if "failed" in entry:
+        for entry, row, record in zip(entries, rows, times):
+            if "failed" in row:
                 continue
             start = time.perf_counter()
             try:
-                jax.block_until_ready(entry["run"]())
-            except jax.errors.JaxRuntimeError as error:  # a form may not fit the device; the others still count
-                entry["failed"] = str(error).splitlines()[0][:200]
-            if turn:  # the first call warms up
-                record.append(1e3 * (time.perf_counter() - start))
-    for entry, record in zip(entries, times):
-        entry.pop("run", None)
-        if "failed" not in entry:
-            entry.update(best_ms=min(record), median_ms=statistics.median(record))
-    return entries
+                for _ in range(calls):
+                    last = entry.run()
+                entry.wait(last)
+            except Exception as error:  # out of memory, or a kernel the device refuses
+                row["failed"] = _reason(error)
+            if turn:
+                record.append(1e3 * (time.perf_counter() - start) / calls)
+    for row, record in zip(rows, times):
+        if "failed" not in row:
+            row.update(best_ms=min(record), median_ms=statistics.median(record))
+    return rows
 
 
-def _delta_training(form, block_size, backend, views):
-    """Outputs and input gradients for fixed cotangents."""
+def _fastest(rows: list[dict], key: str = "best_ms") -> float | None:
+    return min((row[key] for row in rows if key in row), default=None)
+
+
+def _delta_training(form, backend, block_size, views):
+    """Outputs and input gradients for cotangents of ones."""
     def step(clean, noisy):
         def run(clean, noisy):
-            result = two_stream_gated_delta(clean, noisy if views else None, block_size=block_size, form=form, backend=backend)
+            result = two_stream_gated_delta(clean, noisy if views else None, block_size=block_size, chunk_size=CHUNK, form=form,
+                                            backend=backend)
             return (result.out, result.noisy_out) if views else result.out
         outputs, pullback = jax.vjp(run, clean, noisy)
         return outputs, pullback(jax.tree.map(jnp.ones_like, outputs))
     return step
 
 
-def gated_delta_rows(shape_name: str, block_sizes, forms, rounds: int, backend: str | None = None) -> list[dict]:
-    """Measures every form at every block size.
+def gated_delta_groups(shape_name: str, block_sizes, forms, rounds: int, calls: int, peers: dict[str, Peer]):
+    """Measures every form at every block size, and the single stream alone.
 
     Args:
       shape_name: a key of `gated_delta.arg_specs.SHAPES`.
       block_sizes: diffusion block sizes.
-      forms: names from `gated_delta.api.FORMS`.
-      rounds: timed calls per entry.
-      backend: passed to the folded form; None picks by platform.
-    Returns:
-      One dict per entry; the first is the single-stream kernel.
+      forms: names from FORMS; a folded form may name its backend, "folded:gpu".
+      rounds, calls: as for `measure`.
+      peers: single-stream kernels from elsewhere by name.
+    Yields:
+      Lists of rows: the single-stream kernels, then one list per block size.
     """
     shape = delta_specs.SHAPES[shape_name]
-    streams = delta_specs.random_streams(shape)
-    label = lambda form, block_size: {"operation": "gated_delta", "form": form, "block_size": block_size}
-    entries = [_compile(label("single-stream", None), _delta_training("folded", 1, backend, 0), streams)]
-    for block_size in block_sizes:
-        for form in forms:
-            step = _delta_training(form, block_size, backend if form == "folded" else None, shape.views)
-            try:
-                entries.append(_compile(label(form, block_size), step, streams))
-            except jax.errors.JaxRuntimeError as error:
-                entries.append({**label(form, block_size), "failed": str(error).splitlines()[0][:200]})
-    rows = _time(entries, rounds)
-    for row in rows:
-        if "best_ms" in row:
-            row["ratio"] = row["best_ms"] / rows[0]["best_ms"]
-    return rows
+    clean, noisy = delta_specs.random_streams(shape)
+    split = lambda form: (form.partition(":")[0], form.partition(":")[2] or None)
+    label = lambda form, block: {"operation": "gated_delta", "form": form, "block_size": block}
+    folded = [form for form in forms if split(form)[0] == "folded"] or ["folded"]
+    alone = [_entry(label(f"single {form}", None), _delta_training(*split(form), 1, 0), (clean, noisy)) for form in folded]
+    others = []
+    for name, peer in peers.items():
+        try:
+            others.append(Entry(label(f"single {name}", None), *peer(clean)))
+        except Exception as error:
+            others.append(Entry({**label(f"single {name}", None), "failed": _reason(error)}, None))
+
+    def with_ratios(rows, fastest):
+        for row in rows:
+            if fastest and "best_ms" in row:
+                row["ratio"] = row["best_ms"] / fastest
+        return rows
+    rows = measure(alone + others, rounds, calls)
+    yield with_ratios(rows, _fastest(rows[:len(alone)]))
+    for block in block_sizes:
+        entries = [_entry(label(form, block), _delta_training(*split(form), block, shape.views), (clean, noisy)) for form in forms]
+        rows = measure(alone + entries, rounds, calls)
+        yield with_ratios(rows[len(alone):], _fastest(rows[:len(alone)]))
 
 
-def attention_rows(shape_names, rounds: int, backend: str | None = None) -> list[dict]:
-    """Measures block-mask attention on named shapes, and jax's own causal attention beside causal ones (ratio: ours to it)."""
-    def training(attend):
-        def step(q, k, v, mask):
+def visible_pairs(mask) -> int:
+    """Pairs of a query and a key it sees, over all batch rows."""
+    return int(np.asarray(jax.jit(lambda m: jnp.sum(visible(m), -1, dtype=jnp.int32))(mask)).sum(dtype=np.int64))
+
+
+def attention_rows(shape_names, rounds: int, calls: int) -> list[dict]:
+    """Measures block-mask attention on named shapes, and jax's own causal attention at causal ones.
+
+    Args:
+      shape_names: keys of `attention.arg_specs.SHAPES`.
+      rounds, calls: as for `measure`.
+    Returns:
+      One dict per form and shape.
+    """
+    on_gpu = jax.default_backend() == "gpu"
+
+    def step(attend, decode):
+        if decode:
+            return attend
+
+        def training(q, k, v, mask):
             out, pullback = jax.vjp(lambda q, k, v: attend(q, k, v, mask), q, k, v)
             return out, pullback(jnp.ones_like(out))
-        return step
+        return training
     entries = []
     for name in shape_names:
         shape = attention_specs.SHAPES[name]
-        inputs = attention_specs.random_inputs(shape)
-        label = lambda form: {"operation": "attention", "form": f"{form} {name}", "block_size": None}
-        ours = training(lambda q, k, v, mask: block_mask_attention(q, k, v, mask, backend=backend))
-        entries.append(_compile(label("block_mask"), ours, inputs))
+        inputs, decode = attention_specs.random_inputs(shape), shape.layout == "decode"
+        work = (4 if decode else 14) * visible_pairs(inputs[3]) * shape.query_heads * shape.width
+        forms = {"block_mask": functools.partial(block_mask_attention)}
+        if on_gpu:
+            forms = {"block_mask:xla": functools.partial(block_mask_attention, backend="xla")} | {
+                f"block_mask:gpu {q}x{k}": functools.partial(block_mask_attention, backend="gpu", block_q=q, block_k=k)
+                for q, k in GPU_EDGES}
         if shape.layout == "causal":
-            native = training(lambda q, k, v, mask: jax.nn.dot_product_attention(q, k, v, is_causal=True))
-            entries.append(_compile(label("jax.nn"), native, inputs))
-    rows = _time(entries, rounds)
-    for ours, native in zip(rows, rows[1:]):
-        if native["form"].startswith("jax.nn") and "best_ms" in ours and "best_ms" in native:
-            ours["ratio"] = ours["best_ms"] / native["best_ms"]
+            native = lambda q, k, v, _, which: jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=which)
+            forms |= {f"jax.nn:{which}": functools.partial(native, which=which) for which in ("xla", *["cudnn"] * on_gpu)}
+        for form, attend in forms.items():
+            row = {"operation": "attention", "form": f"{form} {name}", "block_size": None, "work": work, "width": shape.width}
+            entries.append(_entry(row, step(attend, decode), inputs))
+    rows = measure(entries, rounds, calls)
+    for row in rows:
+        if "best_ms" in row:
+            row["tflops"] = row["work"] / row["best_ms"] / 1e9
+    for row in rows:
+        best = max((r["tflops"] for r in rows if r["form"].startswith("jax.nn") and r["width"] == row["width"] and "tflops" in r),
+                   default=None)
+        if best and "tflops" in row:
+            row["share"] = row["tflops"] / best
     return rows
 
 
 def environment() -> dict:
     """Versions and device of this run."""
-    device = jax.devices()[0]
-    return {"jax": jax.__version__, "python": platform.python_version(), "platform": device.platform, "device": device.device_kind,
+    device, versions = jax.devices()[0], {}
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "torch",
+                 "triton", "flash-linear-attention", "fla-core"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return {**versions, "python": platform.python_version(), "platform": device.platform, "device": device.device_kind,
             "machine": platform.machine(), "date": time.strftime("%Y-%m-%d")}
 
 
 def format_table(rows: list[dict]) -> str:
     """A Markdown table of measured rows."""
-    lines = ["| operation | form | B | best ms | median ms | temporaries MiB | ratio |", "|---|---|---|---|---|---|---|"]
+    lines = ["| operation | form | B | best ms | median ms | temporaries MiB | x single | TFLOP/s | of causal |", "|---" * 9 + "|"]
     show = lambda value, digits: "" if value is None else f"{value:.{digits}f}"
     for row in rows:
-        cells = (row["operation"], row["form"], row["block_size"] or "", row.get("failed") or show(row.get("best_ms"), 1),
-                 show(row.get("median_ms"), 1), show(row.get("temporary_mib"), 1), show(row.get("ratio"), 2))
+        get = row.get
+        cells = (row["operation"], row["form"], row["block_size"] or "", get("failed") or show(get("best_ms"), 2),
+                 show(get("median_ms"), 2), show(get("temporary_mib"), 1), show(get("ratio"), 2), show(get("tflops"), 2),
+                 show(get("share"), 2))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> list[dict]:
-    """Parses options, prints the table, and optionally writes it with versions and command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "reduced" if jax.default_backend() == "cpu" else "paper"
-    parser.add_argument("--shape", default=default, choices=sorted(delta_specs.SHAPES))
-    parser.add_argument("--blocks", type=int, nargs="*", default=list(delta_specs.BLOCK_SIZES))
-    parser.add_argument("--forms", nargs="*", default=["folded", "route_i", "route_ii"])
-    parser.add_argument("--attention", nargs="*", default=["reduced", "reduced_causal"] if default == "reduced"
-                        else ["two_stream_128", "causal_128"], choices=sorted(attention_specs.SHAPES))
-    parser.add_argument("--backend", default=None)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", default=None, help="write the table (.md) or the rows (.json) here")
-    options = parser.parse_args(argv)
-    rows = gated_delta_rows(options.shape, options.blocks, options.forms, options.rounds, options.backend)
-    rows += attention_rows(options.attention, options.rounds, options.backend)
-    table = format_table(rows)
-    header = json.dumps({**environment(), "shape": options.shape, "dimensions": delta_specs.SHAPES[options.shape]._asdict()})
-    print(header, table, sep="\n")
+def _defaults() -> dict[str, Any]:
+    """What to measure on this platform: the paper's shape on an accelerator, by every backend that runs there."""
+    platform_name = jax.default_backend()
+    if platform_name == "cpu":
+        return {"shape": "reduced", "forms": ["folded", "route_i", "route_ii"], "attention": ["reduced_causal", "reduced"],
+                "rounds": 5, "calls": 1}
+    kernel = [f"folded:{platform_name}"] if platform_name in dispatch.BACKENDS else []
+    return {"shape": "paper", "forms": ["folded:xla", *kernel, "route_i", "route_ii"],
+            "attention": ["causal_128", "two_stream_128", "causal_256", "two_stream_256", "decode_128"], "rounds": 10, "calls": 10}
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    default = _defaults()
+    p = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--shape", default=default["shape"], choices=sorted(delta_specs.SHAPES), help="default here: %(default)s")
+    p.add_argument("--blocks", type=int, nargs="*", default=list(delta_specs.BLOCK_SIZES), help="diffusion block sizes")
+    p.add_argument("--forms", nargs="*", default=default["forms"],
+                   help=f"of {', '.join(FORMS)}; folded:BACKEND insists on {', '.join(dispatch.BACKENDS)} (default here: %(default)s)")
+    p.add_argument("--attention", nargs="*", default=default["attention"], choices=sorted(attention_specs.SHAPES), metavar="SHAPE",
+                   help=f"of {', '.join(attention_specs.SHAPES)} (default here: %(default)s)")
+    p.add_argument("--rounds", type=int, default=default["rounds"], help="timed samples of each entry (default: %(default)s)")
+    p.add_argument("--calls", type=int, default=default["calls"], help="calls per sample (default here: %(default)s)")
+    p.add_argument("--output", default=None, help="write the table (.md) or the rows (.json) here")
+    return p
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options, found before anything is measured."""
+    for block in options.blocks:
+        try:
+            check_blocks(block, CHUNK)
+        except ValueError as error:
+            return f"--blocks: {error}"
+    for form in options.forms:
+        name, colon, backend = form.partition(":")
+        if name not in FORMS or colon and (name != "folded" or backend not in dispatch.BACKENDS):
+            return f"--forms {form}: accepted are {', '.join(FORMS)}, and folded:BACKEND with {', '.join(dispatch.BACKENDS)}"
+    for name in ("rounds", "calls"):
+        if getattr(options, name) < 1:
+            return f"--{name} {getattr(options, name)}: at least 1"
     if options.output:
-        command = "python -m pallas_kernels.benchmark " + " ".join(f"--{k} {' '.join(map(str, v)) if isinstance(v, list) else v}"
-                                                                   for k, v in vars(options).items() if v not in (None, []))
-        with open(options.output, "w") as file:
-            if options.output.endswith(".json"):
-                json.dump({"environment": environment(), "command": command, "rows": rows}, file, indent=1)
-            else:
-                file.write(f"Command: `{command}`\n\nEnvironment: `{header}`\n\n{table}\n")
+        folder = os.path.dirname(os.path.abspath(options.output))
+        if os.path.isdir(options.output) or not os.access(folder, os.W_OK):
+            return f"--output {options.output}: no file can be written there"
+    return None
+
+
+def main(argv: list[str] | None = None, program: str = "python -m pallas_kernels.benchmark",
+         peers: dict[str, Peer] | None = None) -> list[dict]:
+    """Parses options, prints the table group by group, and writes it with versions and command if asked to.
+
+    Args:
+      argv: arguments, the process's when None.
+      program: how this was called, for the record.
+      peers: single-stream kernels from elsewhere to time beside ours, by name.
+    Returns:
+      The rows.
+    Raises:
+      SystemExit: code 2 for bad options.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser(program)
+    options = parser.parse_args(argv)
+    problem = _problem(options)
+    if problem:
+        parser.error(problem)
+    record = {"command": " ".join([program, *argv]), "environment": environment(), "shape": options.shape,
+              "dimensions": delta_specs.SHAPES[options.shape]._asdict(), "rounds": options.rounds, "calls": options.calls}
+    print(json.dumps(record), format_table([]), sep="\n", flush=True)
+    rows: list[dict] = []
+
+    def add(group):
+        rows.extend(group)
+        for line in format_table(group).splitlines()[2:]:
+            print(line, flush=True)
+        if options.output:
+            with open(options.output, "w") as file:
+                if options.output.endswith(".json"):
+                    json.dump({**record, "rows": rows}, file, indent=1)
+                else:
+                    file.write(f"Command: `{record['command']}`\n\nRun: `{json.dumps(record)}`\n\n{format_table(rows)}\n")
+    if options.attention:
+        add(attention_rows(options.attention, options.rounds, options.calls))
+    if options.forms:
+        for group in gated_delta_groups(options.shape, options.blocks, options.forms, options.rounds, options.calls, peers or {}):
+            add(group)
     return rows
 
 

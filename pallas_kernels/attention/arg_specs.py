@@ -28,6 +28,7 @@ SHAPES = {
     "two_stream_128": AttentionShape(1, 8192, 8192, 16, 2, 128, "bfloat16", "two_stream"),
     "two_stream_256": AttentionShape(1, 8192, 8192, 16, 2, 256, "bfloat16", "two_stream"),
     "causal_128": AttentionShape(1, 8192, 8192, 16, 2, 128, "bfloat16", "causal"),
+    "causal_256": AttentionShape(1, 8192, 8192, 16, 2, 256, "bfloat16", "causal"),
     "decode_128": AttentionShape(8, 16, 32768, 16, 2, 128, "bfloat16", "decode"),
     "decode_256": AttentionShape(8, 16, 32768, 16, 2, 256, "bfloat16", "decode"),
     "decode_one": AttentionShape(8, 1, 4096, 32, 8, 128, "bfloat16", "decode"),

@@ -2,7 +2,7 @@
 
 Run with the environment of conftest.AOT_ENVIRONMENT:
   python aot.py delta CHIP SHAPE FORM BACKEND BLOCK...     (chips: v5e, v5p, v6e; SHAPE+documents packs documents)
-  python aot.py attention CHIP SHAPE...                    (shapes of attention.arg_specs, or tokens:T for a causal sweep)
+  python aot.py attention CHIP SHAPE...       (shapes of attention.arg_specs, or two_stream:T or causal:T with :B rows)
   python aot.py sharded CHIP
 """
 import json
@@ -79,11 +79,11 @@ def attention_only(q, k, v, mask):
 
 def attention(chip, *names):
     for name in names:
-        if name.startswith("tokens:"):
-            tokens = int(name.split(":")[1])
-            shape = attention_specs.SHAPES["two_stream_128"]._replace(tokens=tokens, keys=tokens)
-        else:
-            shape = attention_specs.SHAPES[name]
+        base, *sizes = name.split(":")
+        shape = attention_specs.SHAPES[base if not sizes else f"{base}_128"]
+        if sizes:
+            tokens, batch = int(sizes[0]), int((sizes + [1])[1])
+            shape = shape._replace(tokens=tokens, keys=tokens, batch=batch)
         args = attention_specs.abstract_inputs(shape, chip_sharding(chip))
         if shape.layout == "decode":
             compile_and_report(attention_only, args, chip=chip, shape=name, direction="forward")

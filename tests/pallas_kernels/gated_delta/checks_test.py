@@ -137,3 +137,17 @@ def test_short_conv_noisy_reads_clean_before_its_block():
                 want_noisy = want_noisy + w[:, lag] * (n[0, 0, s] if s >= t // block * block else x[0, s])
         np.testing.assert_allclose(out[0, t], want, atol=1e-5)
         np.testing.assert_allclose(noisy_out[0, 0, t], want_noisy, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend, kind, capability, problem", [
+    ("tpu", "TPU v3", None, "older than TPU v4"), ("tpu", "TPU v5 lite", None, None), ("gpu", "NVIDIA H200", "9.0", None),
+    ("gpu", "Tesla V100", "7.0", "compute capability 8.0"), ("gpu", "AMD Instinct MI300X", "gfx942", "not an NVIDIA one"),
+    ("gpu", "NVIDIA B200", "10.0", None)])
+def test_old_chips_get_no_kernels(monkeypatch, backend, kind, capability, problem):
+    class Device:
+        device_kind, compute_capability = kind, capability
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
+    found = dispatch.device_problem(backend)
+    assert found is None if problem is None else problem in found
+    assert dispatch.device_problem("gpu" if backend == "tpu" else "tpu") is None     # ahead of time, for a chip that is not here
