@@ -135,7 +135,7 @@ def block_diffusion(block: Array) -> Visibility:
     Returns:
       The rule over 2 T queries and keys.
 
-    Source: BD3-LM (arXiv 2503.09573), Sec. 3.3 and its training mask.
+    Source: BD3-LM (arXiv 2503.09573), the training mask of its vectorised implementation.
     """
     none, join = jnp.full_like(block, NONE), lambda noisy, clean: jnp.concatenate([noisy, clean], axis=1)
     return Visibility(
@@ -146,4 +146,34 @@ def block_diffusion(block: Array) -> Visibility:
         rank_k=join(none, block),
         group_k=join(block, none),
         order_k=jnp.zeros_like(join(block, block)),
+    )
+
+
+def orthrus_dual(valid: Array, limit: Array, block_size: int) -> Visibility:
+    """Blocks of Orthrus' diffusion view over [clean keys, block keys].
+
+    A block token sees the clean tokens up to its limit, and its own block whole.
+
+    Args:
+      valid: (B, S) bool, False on padding of the clean tokens, whose keys stand first and rank by index.
+      limit: (B, P) int32 index of the last clean token that each block token sees, -1 for none; in training the
+        one before its block's anchor.
+      block_size: K, tokens; block token i belongs to block i // K.
+
+    Returns:
+      The rule over P queries and S + P keys.
+
+    Source: Orthrus, Sec. 3.2 (dual-pass attention mask).
+    """
+    block = _index(limit) // block_size
+    clean, rank = jnp.full(valid.shape, NONE, jnp.int32), jnp.where(valid, _index(valid), NONE)
+    join = lambda one, other: jnp.concatenate([one, other], axis=1)
+    return Visibility(
+        floor_q=jnp.zeros_like(limit),
+        limit_q=limit,
+        group_q=block,
+        order_q=jnp.zeros_like(limit),
+        rank_k=join(rank, jnp.full_like(limit, NONE)),
+        group_k=join(clean, block),
+        order_k=jnp.zeros_like(join(clean, block)),
     )

@@ -9,10 +9,10 @@ sums over rows, so rows may be scored in pieces; `loss(score, batch, key, config
 from types import ModuleType
 from typing import Any
 
-from dlm_jax.objectives import autoregressive, block_diffusion, masked_diffusion, refusion
+from dlm_jax.objectives import autoregressive, block_diffusion, masked_diffusion, orthrus, refusion
 
 MODULES = {module.Config.name: module for module in (
-    autoregressive, block_diffusion, masked_diffusion, refusion)}
+    autoregressive, block_diffusion, masked_diffusion, orthrus, refusion)}
 
 
 def of(config: Any) -> ModuleType:

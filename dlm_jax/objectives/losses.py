@@ -9,6 +9,8 @@ Letters: B batch, T tokens, C tokens of a chunk, D model width, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from dlm_jax.nn import visibility
 from dlm_jax.types import Scorer
 
 IGNORE = -100  # label of a token that predicts nothing
+DISTANCES = ("kl", "top_k_kl", "cross_entropy")
 
 
 @jax.tree_util.register_dataclass
@@ -72,19 +75,126 @@ def head_nll(score: Scorer, hidden: Array, labels: Array, chunk: int) -> Array:
     Raises:
       ValueError: a chunk below 1.
     """
+    one = lambda hidden, labels: token_nll(score.head(hidden), labels)
+    return _in_chunks(one if chunk >= labels.shape[1] else jax.checkpoint(one), chunk, hidden, labels)
+
+
+def _in_chunks(f: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
+    """Applies a function to pieces of (B, T, ...) arrays, one after another, and joins what it returns.
+
+    Args:
+      f: maps (B, C, ...) arrays to a tree of such; every token on its own.
+      chunk: C; T or more applies it to the whole.
+      *arrays: (B, T, ...) each.
+    """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk} tokens: expected at least 1")
-    B, T = labels.shape
+    B, T = arrays[0].shape[:2]
     if chunk >= T:
-        return token_nll(score.head(hidden), labels)
+        return f(*arrays)
     pieces = -(-T // chunk)
-    pad = pieces * chunk - T
-    hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0)))
-    labels = jnp.pad(labels, ((0, 0), (0, pad)), constant_values=IGNORE)
-    split = lambda x: jnp.moveaxis(x.reshape(B, pieces, chunk, *x.shape[2:]), 1, 0)
-    one = jax.checkpoint(lambda piece: token_nll(score.head(piece[0]), piece[1]))
-    nll = jax.lax.map(one, (split(hidden), split(labels)))
-    return jnp.moveaxis(nll, 0, 1).reshape(B, pieces * chunk)[:, :T]
+    longer = lambda x: jnp.pad(x, [(0, 0), (0, pieces * chunk - T)] + [(0, 0)] * (x.ndim - 2))
+    split = lambda x: jnp.moveaxis(longer(x).reshape(B, pieces, chunk, *x.shape[2:]), 1, 0)
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, pieces * chunk, *x.shape[3:])[:, :T]
+    return jax.tree.map(join, jax.lax.map(lambda piece: f(*piece), tuple(map(split, arrays))))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """How far a student's predictions are from a teacher's, token by token; all (B, T) float32.
+
+    Attributes:
+      loss: what is trained, nats; the only one with a gradient.
+      kl: forward KL(teacher || student), nats.
+      overlap: sum over the vocabulary of min(teacher, student): the probability that a token drawn from the student
+        passes exact rejection sampling against the teacher.
+      agreement: 1 where both have the same most likely token, else 0.
+    """
+
+    loss: Array
+    kl: Array
+    overlap: Array
+    agreement: Array
+
+
+def distance(
+    student: Array, teacher: Array, labels: Array, kind: str = "kl", temperature: float = 1.0, top_k: int = 64
+) -> Distance:
+    """Compares two predictions of the same tokens.
+
+    Args:
+      student: (B, T, V) logits.
+      teacher: (B, T, V) logits.
+      labels: (B, T) int32 ids, only for "cross_entropy"; `IGNORE` where none.
+      kind: one of `DISTANCES`. "kl" is the forward KL over the whole vocabulary; "top_k_kl" that of the teacher's
+        `top_k` most likely tokens, renormalised, against the student's whole distribution (with 1, the cross-entropy
+        on the teacher's choice; with V, "kl"; tokens tied with the last are kept too); "cross_entropy" that on
+        `labels`.
+      temperature: divides the logits of both, unitless.
+      top_k: tokens.
+
+    Returns:
+      The loss and the measures; all at the temperature.
+
+    Raises:
+      ValueError: an unknown kind.
+    """
+    if kind not in DISTANCES:
+        raise ValueError(f"distance {kind!r}: expected one of {DISTANCES}")
+    student, teacher = student.astype(jnp.float32) / temperature, teacher.astype(jnp.float32) / temperature
+    log_q, log_p = jax.nn.log_softmax(student), jax.nn.log_softmax(teacher)
+    kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+    if kind == "top_k_kl":
+        kept = teacher >= jax.lax.top_k(teacher, top_k)[0][..., -1:]
+        log_kept = jax.nn.log_softmax(jnp.where(kept, teacher, -jnp.inf))
+        loss = jnp.sum(jnp.where(kept, jnp.exp(log_kept) * (log_kept - log_q), 0.0), axis=-1)
+    else:
+        loss = kl if kind == "kl" else token_nll(student, labels)
+    overlap = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+    same = jnp.argmax(student, axis=-1) == jnp.argmax(teacher, axis=-1)
+    return Distance(loss, *jax.lax.stop_gradient((kl, overlap, same.astype(jnp.float32))))
+
+
+def head_distance(
+    score: Scorer, hidden: Array, teacher: Array, labels: Array, chunk: int, kind: str = "kl",
+    temperature: float = 1.0, top_k: int = 64,
+) -> Distance:
+    """Returns `distance` of two sets of hidden states, holding the logits of `chunk` tokens a row at a time.
+
+    The gradient with respect to the student's hidden states is taken while their logits are at hand, so the backward
+    pass makes none. Head and teacher are constants: they get no gradient.
+
+    Args:
+      score: the model; only its head is used.
+      hidden: (B, T, D) the student's hidden states after the final norm.
+      teacher: (B, T, D) the teacher's.
+      labels: (B, T) int32, see `distance`.
+      chunk: C, tokens a row.
+      kind, temperature, top_k: see `distance`.
+
+    Returns:
+      The loss, whose gradient reaches `hidden`, and the measures.
+
+    Raises:
+      ValueError: a chunk below 1, or an unknown kind.
+    """
+    def one(hidden, teacher, labels):
+        target = score.head(teacher)
+
+        def total(hidden):
+            found = distance(score.head(hidden), target, labels, kind, temperature, top_k)
+            return jnp.sum(found.loss), found  # no token's loss depends on another's state
+
+        slope, found = jax.grad(total, has_aux=True)(hidden)
+        return found, slope
+
+    constant = jax.lax.stop_gradient(hidden)
+    found, slope = jax.lax.stop_gradient(
+        _in_chunks(one, chunk, constant, jax.lax.stop_gradient(teacher), labels))
+    # zero in value, the slope in gradient
+    linear = jnp.sum((hidden - constant).astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
+    return dataclasses.replace(found, loss=found.loss + linear)
 
 
 def rows_nll(score: Scorer, rows: Rows, chunk: int) -> Array:

@@ -61,7 +61,7 @@ class TrainConfig:
       keep: newest checkpoints kept.
       log_every: steps between lines of metrics.
       trainable: regular expression found in the paths ("layers/attention/q_proj") of parameters to train;
-        None trains all.
+        None trains all, or those that the objective names.
     """
 
     objective: Any

@@ -76,10 +76,11 @@ def fit(
 
     Raises:
       ValueError: `run_dir` holds another run, or something that is no run; sizes that do not fit the devices;
-        a mask id that is missing, outside the vocabulary, or the model's EOS.
+        a mask id that is missing, outside the vocabulary, or the model's EOS; a model that is not of the kind the
+        objective trains.
       NonFiniteLoss: the loss or the gradient norm is not finite.
     """
-    _check_ids(model, config)
+    _check_model(model, config)
     mesh = sharding.make_mesh(config.mesh, devices)
     step_fn = make_step(model, config, mesh)
     described = {"model": plain(dataclasses.asdict(model.config)), "train": to_dict(config)}
@@ -121,8 +122,11 @@ def fit(
     return FitResult(merge(state.trainable, state.frozen), report.history, step, step == config.steps)
 
 
-def _check_ids(model: Any, config: TrainConfig) -> None:
-    """Raises ValueError where the objective's mask token cannot be one."""
+def _check_model(model: Any, config: TrainConfig) -> None:
+    """Raises ValueError where the objective's mask token cannot be one, or would move a frozen view."""
+    if model.config.dual and config.trainable is None and not hasattr(config.objective, "trainable"):
+        raise ValueError(f"objective {config.objective.name!r} would train both views of a dual model; train the "
+                         "autoregressive model before it is made dual, or name what to train in train.trainable")
     if not hasattr(config.objective, "mask_id"):
         return
     mask, eos, size = config.objective.mask_id, model.config.eos_token_id, model.config.vocab_size

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dlm_jax.models import build
 from dlm_jax.train.config import MeshConfig, TrainConfig
-from dlm_jax.train.state import TrainState, partition
+from dlm_jax.train.state import TrainState, split
 from dlm_jax.types import Params
 
 AXES = ("data", "fsdp", "tensor")
@@ -124,8 +124,8 @@ def state(model: Any, optimizer: optax.GradientTransformation, config: TrainConf
       config: which parameters are trained.
       mesh: from `make_mesh`.
     """
-    trainable, frozen = partition(params(model, mesh), config.trainable)
-    shapes, _ = partition(build.abstract_params(model), config.trainable)
+    trainable, frozen = split(params(model, mesh), config)
+    shapes, _ = split(build.abstract_params(model), config)
     opt_state = optax.tree_utils.tree_map_params(
         optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, shapes), trainable,
         transform_non_params=lambda _: replicated(mesh))

@@ -10,6 +10,7 @@ import jax
 from flax import traverse_util
 from jax import Array
 
+from dlm_jax.train.config import TrainConfig
 from dlm_jax.types import Params
 
 
@@ -52,6 +53,32 @@ def partition(params: Params, pattern: str | None) -> tuple[Params, Params]:
         raise ValueError(f"trainable = {pattern!r} matches no parameter; their paths are {sorted(flat)}")
     others = {path: leaf for path, leaf in flat.items() if path not in chosen}
     return traverse_util.unflatten_dict(chosen, sep="/"), traverse_util.unflatten_dict(others, sep="/")
+
+
+def split(params: Params, config: TrainConfig) -> tuple[Params, Params]:
+    """Splits parameters into those a run trains and those it leaves alone.
+
+    The pattern is the run's own or, where it has none, its objective's.
+
+    Args:
+      params: nested dict of anything, such as arrays or shardings.
+      config: the run.
+
+    Returns:
+      The trained leaves, and the others.
+
+    Raises:
+      ValueError: a pattern that matches nothing, or parameters that the objective leaves frozen.
+    """
+    allowed = getattr(config.objective, "trainable", None)
+    if allowed is None:
+        return partition(params, config.trainable)
+    trainable, frozen = partition(params, config.trainable or allowed)
+    beyond = [path for path in traverse_util.flatten_dict(trainable, sep="/") if not re.search(allowed, path)]
+    if beyond:
+        raise ValueError(f"trainable = {config.trainable!r} matches {beyond[0]}, but the objective "
+                         f"{config.objective.name!r} trains only paths with {allowed!r}; leave trainable out for all of them")
+    return trainable, frozen
 
 
 def merge(trainable: Params, frozen: Params) -> Params:

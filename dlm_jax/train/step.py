@@ -17,7 +17,7 @@ from dlm_jax.models import build
 from dlm_jax.train import optimizer as optimizers
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig
-from dlm_jax.train.state import TrainState, merge, partition
+from dlm_jax.train.state import TrainState, merge, split
 from dlm_jax.types import Params
 
 Step = Callable[[TrainState, dict[str, Array]], tuple[TrainState, dict[str, Array]]]
@@ -37,7 +37,7 @@ def init_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) -> T
     """
     optimizer = optimizers.make(config)
     shardings = sharding.state(model, optimizer, config, mesh)
-    trainable, frozen = partition(params, config.trainable)
+    trainable, frozen = split(params, config)
     trainable = jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
     trainable = jax.tree.map(_copy, trainable, shardings.trainable)
     return TrainState(
@@ -66,7 +66,7 @@ def abstract_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) 
       mesh: from `sharding.make_mesh`.
     """
     optimizer = optimizers.make(config)
-    trainable, frozen = partition(params, config.trainable)
+    trainable, frozen = split(params, config)
     trainable = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), trainable)
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     made = TrainState(
@@ -90,10 +90,13 @@ def make_step(model: Any, config: TrainConfig, mesh: Mesh) -> Step:
       objective's own.
 
     Raises:
-      ValueError: sizes that the mesh does not divide, or a pattern that trains nothing.
+      ValueError: a model that the objective cannot train, sizes that the mesh does not divide, or a pattern that
+        trains nothing.
     """
     sharding.check_batch(config, mesh)
     objective, optimizer, rate = objectives.of(config.objective), optimizers.make(config), optimizers.schedule(config)
+    if hasattr(objective, "check"):
+        objective.check(build.scorer(model, None), config.objective)
     model = model.clone(dtype=jnp.dtype(config.compute_dtype), remat=config.remat)
     shardings = sharding.state(model, optimizer, config, mesh)
     pieces = config.grad_accumulation

@@ -92,6 +92,20 @@ def test_block_diffusion(seed):
     np.testing.assert_array_equal(vis.block_diffusion(jnp.asarray(block, jnp.int32)).dense(), loop(3, 2 * T, 2 * T, sees))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_orthrus_dual(seed):
+    draw = np.random.default_rng(seed)
+    B, S, J, K = 3, 9, 3, 4
+    valid = padding(draw, B, S)
+    limit = draw.integers(-1, S, (B, J * K))
+
+    def sees(b, i, j):
+        return valid[b, j] and j <= limit[b, i] if j < S else (j - S) // K == i // K
+
+    rule = vis.orthrus_dual(jnp.asarray(valid), jnp.asarray(limit, jnp.int32), K)
+    np.testing.assert_array_equal(rule.dense(), loop(B, J * K, S + J * K, sees))
+
+
 def test_padding_matches_nothing_even_through_groups():
     rule = vis.bidirectional(jnp.array([[True, True, False]]))
     grouped = dataclasses.replace(rule, group_q=jnp.array([[-1, 0, -1]]), group_k=jnp.array([[-1, 0, -1]]),
