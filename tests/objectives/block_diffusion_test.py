@@ -1,0 +1,137 @@
+"""Block diffusion against one forward pass for every block, and its degenerate rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax import objectives
+from dlm_jax.models import build
+from dlm_jax.objectives import block_diffusion, losses, masked_diffusion, noise
+from tests.conftest import random_params, tiny_config
+from tests.objectives.dense import Spelled
+from tests.objectives.masked_diffusion_test import EOS, MASK, SIZES, make_batch
+
+MODEL = build.build(tiny_config("a2d-qwen3", **SIZES))
+PARAMS = random_params(MODEL)
+K = 4
+
+
+def make_config(**changes):
+    return block_diffusion.Config(**{"mask_id": MASK, "eos_id": EOS, "block_size": K, "head_chunk": 3} | changes)
+
+
+def rate_and_weight(config, t):
+    if config.schedule == "linear":
+        rate, slope = t, 1.0
+    else:
+        rate, slope = np.cos(np.pi / 2 * (1 - t)), np.pi / 2 * np.sin(np.pi / 2 * (1 - t))
+    return rate, 1.0 if config.weighting == "uniform" else slope / (rate + 1e-6)
+
+
+def reference(batch, drawn, config):
+    """One pass a block: [clean blocks before it, the noisy block], blocks causal, the last one scored."""
+    tokens, B = np.array(batch["tokens"]), len(batch["tokens"])
+    longest, rows = min(-(-int(max(batch["length"])) // K) * K, tokens.shape[1]), []
+    for row in range(B):
+        start, end = int(batch["prompt_length"][row]), int(batch["length"][row])
+        if config.padding == "eos":
+            tokens[row, end:longest] = EOS
+            end = longest
+        rows.append((start, end))
+    taught, spelled = sum(end - start for start, end in rows), Spelled(tokens.shape[1])
+    for row, (start, end) in enumerate(rows):
+        for first in range(0, end, K):
+            block = range(first, min(first + K, end))
+            rates = {i: rate_and_weight(config, float(drawn.time[row, i])) for i in block}
+            masked = [i for i in block if i >= start and drawn.uniform[row, i] < rates[i][0]]
+            seen = tokens[row, : block[-1] + 1].copy()
+            seen[masked] = MASK
+            of = np.arange(len(seen)) // K
+            here = spelled.forward(seen, of[None] <= of[:, None])
+            for i in masked:
+                share = {"sequence": B * (end - start), "token": taught, "batch": B}[config.normalisation]
+                spelled.predict(here, i, tokens[row, i], rates[i][1] / share)
+    return spelled
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def value_and_gradient(params, rows, config):
+    return jax.value_and_grad(lambda p: block_diffusion.rows_loss(build.scorer(MODEL, p), rows, config)[0])(params)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, dict(schedule="cosine", normalisation="sequence", time="sequence"),
+    dict(weighting="uniform", normalisation="batch", interval=(0.4, 0.9)), dict(padding="ignore"),
+], ids=["paper", "cosine", "clipped", "ragged"])
+def test_loss_and_gradient_are_those_of_one_pass_a_block(changes):
+    batch, config = make_batch(B=3, T=10), make_config(**changes)
+    key = jax.random.key(1)
+    drawn = noise.draw(key, batch["example_id"], 10, config.interval, block=K if config.time == "block" else None)
+    rows = block_diffusion.prepare(batch, key, config)
+    assert 0 < jnp.sum(rows.labels != losses.IGNORE)
+    want, gradient = reference(batch, drawn, config).value_and_gradient(MODEL, PARAMS)
+    got, mine = value_and_gradient(PARAMS, rows, config)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * float(want)), mine, gradient)
+
+
+def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
+    batch, config = make_batch(B=64, T=40), make_config(interval=(0.3, 0.6))
+    rows = block_diffusion.prepare(batch, jax.random.key(0), config)
+    tokens, positions, rule = block_diffusion.streams(rows, config)
+    masked = np.asarray(rows.labels) != losses.IGNORE
+    np.testing.assert_array_equal(np.asarray(tokens[:, :40]) == MASK, masked)
+    np.testing.assert_array_equal(tokens[:, 40:], rows.tokens)
+    np.testing.assert_array_equal(positions, np.tile(np.arange(40), (64, 2)))
+    assert (rule.query_length, rule.key_length) == (80, 80)
+    index = np.arange(40)
+    taught = (index >= np.asarray(batch["prompt_length"])[:, None]) & np.asarray(rows.valid)
+    assert not masked[~taught].any()
+    assert 0.4 < masked[taught].mean() < 0.5  # the clipped interval's mean rate is 0.45
+
+
+@pytest.mark.parametrize("which", ["nothing masked", "everything masked", "no response"])
+def test_degenerate_rows_have_finite_loss_and_gradient(which):
+    batch = make_batch(B=2)
+    if which == "no response":
+        batch |= {"loss_mask": jnp.zeros_like(batch["loss_mask"])}
+    config = make_config(padding="ignore")
+    taught = noise.supervise(batch, config.target, config.padding, EOS)
+    fill = lambda x: jnp.full(batch["tokens"].shape, x)
+    rows = block_diffusion.arrange(taught, noise.Noise(fill(0.5), fill(float(which == "nothing masked"))), config)
+    value, gradient = value_and_gradient(PARAMS, rows, config)
+    assert (value > 0) == (which == "everything masked") and np.isfinite(value)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+def test_one_block_over_the_row_is_masked_diffusion():
+    batch = make_batch(B=4, T=12)
+    settings = dict(mask_id=MASK, eos_id=EOS, normalisation="sequence", padding="ignore")
+    score, key = build.scorer(MODEL, PARAMS), jax.random.key(5)
+    configs = block_diffusion.Config(block_size=12, **settings), masked_diffusion.Config(eps=1e-3, **settings)
+    one, other = (jax.jit(lambda: objectives.of(c).loss(score, batch, key, c)[0])() for c in configs)
+    np.testing.assert_allclose(one, other, rtol=2e-4)  # 1 / (t + 1e-6) and 1 / t
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(block_size=0), "block_size = 0"), (dict(schedule="sine"), "'sine'.*linear.*cosine"),
+    (dict(interval=(0.5, 0.5)), "interval = "), (dict(interval=(0.5, 1.5)), "interval = "),
+    (dict(interval=(0.5,)), "interval = "), (dict(weighting="t"), "'t'.*schedule.*uniform"),
+    (dict(time="row"), "'row'.*block.*sequence"), (dict(normalisation="mean"), "'mean'"),
+])
+def test_bad_configurations_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(**changes)
+
+
+@pytest.mark.parametrize("family, changes, message", [
+    ("qwen3", {}, "'block_diffusion' needs a bidirectional model.*to-diffusion"),
+    ("a2d-qwen3", dict(logit_shift=1), "shifted by 1.*to-diffusion --shift 0"), ("Dream", {}, "shifted by 1"),
+])
+def test_models_that_cannot_denoise_blocks_are_refused(family, changes, message):
+    model = build.build(tiny_config(family, **SIZES, **changes))
+    with pytest.raises(ValueError, match=message):
+        block_diffusion.check(build.scorer(model, {}), make_config())
