@@ -127,12 +127,13 @@ def streams(rows: losses.Rows, config: Config) -> tuple[Array, Array, visibility
 
 
 def check(score: Scorer, config: Config) -> None:
-    """Raises ValueError for a model that is causal or shifted, or ids outside its vocabulary."""
+    """Raises ValueError for a model that is causal or shifted, or ids that are missing or outside its vocabulary."""
+    noise.check_ids(config)
     noise.check_model(score, config)
     if score.shift:
         raise ValueError(
-            f"objective {config.name!r} needs a model whose outputs predict their own token, but this one is shifted by "
-            f"{score.shift}: the first token of a block would be predicted outside it. Make the model with "
+            f"objective {config.name!r} needs a model whose outputs predict their own token, but this one is shifted "
+            f"by {score.shift}: the first token of a block would be predicted outside it. Make the model with "
             "`python -m launch.convert_weights to-diffusion --shift 0`")
 
 

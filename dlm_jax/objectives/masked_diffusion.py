@@ -111,7 +111,8 @@ def _cut(key: Array, batch: dict[str, Array], share: float) -> Array:
 
 
 def check(score: Scorer, config: Config) -> None:
-    """Raises ValueError for a causal model, or ids outside its vocabulary."""
+    """Raises ValueError for a causal model, or ids that are missing or outside its vocabulary."""
+    noise.check_ids(config)
     noise.check_model(score, config)
 
 

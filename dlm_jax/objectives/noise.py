@@ -203,7 +203,8 @@ def check_fields(config: Any, accepted: dict[str, tuple[str, ...]]) -> None:
         if value is not None and value < 0:
             raise ValueError(f"{name} = {value}: expected the id of a token, 0 or more")
     if config.mask_id is not None and config.mask_id == config.eos_id:
-        raise ValueError(f"mask_id = eos_id = {config.mask_id}: the mask must be another token than the end of sequence")
+        raise ValueError(f"mask_id = eos_id = {config.mask_id}: the mask must be another token than the end of "
+                         "sequence")
     for name, values in accepted.items():
         if getattr(config, name) not in values:
             raise ValueError(f"{name} {getattr(config, name)!r}: expected one of {values}")
