@@ -1,0 +1,128 @@
+"""A drafter and its guide as one model, so that every loop takes the pair as it takes any model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dlm_jax.types import Params, Scorer
+
+
+class _Drafter:
+    """Whatever is asked of the pair is asked of its `drafter`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "drafter":
+            raise AttributeError(name)
+        return getattr(self.drafter, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedScorer(_Drafter):
+    """The drafter's scorer, with the guide's beside it.
+
+    Attributes:
+      drafter: scorer of the diffusion model.
+      guide: scorer of the causal model.
+      feed: (draft vocabulary,) int32 guide id fed for each draft id.
+      to_draft: (guide vocabulary,) int32 draft id of each guide id, -1 for none.
+    """
+
+    drafter: Scorer
+    guide: Scorer
+    feed: Array
+    to_draft: Array
+
+    def __call__(self, *arguments, **options) -> Array:
+        """See `types.Scorer.__call__`."""
+        return self.drafter(*arguments, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedConfig(_Drafter):
+    """The drafter's configuration, with the guide's beside it."""
+
+    drafter: Any
+    guide: Any
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """As many positions as both models know."""
+        return min(self.drafter.max_position_embeddings, self.guide.max_position_embeddings)
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedModel:
+    """Two modules; their parameters are {"draft", "guide", "feed", "to_draft"}. `join` makes it."""
+
+    drafter: Any
+    guide: Any
+
+    @property
+    def config(self) -> GuidedConfig:
+        """Both configurations."""
+        return GuidedConfig(self.drafter.config, self.guide.config)
+
+    def scorer(self, params: Params) -> GuidedScorer:
+        """Binds the parameters of both."""
+        return GuidedScorer(self.drafter.scorer(params["draft"]), self.guide.scorer(params["guide"]), params["feed"],
+                            params["to_draft"])
+
+
+def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
+         vocabulary_map: Any | None = None) -> tuple[GuidedModel, Params]:
+    """Makes one model of a drafter and its guide, for `generate(..., Guided(...))`.
+
+    The two keep their own dtypes and shardings. If they live on different devices, the one on fewer is copied to
+    all devices of the other.
+
+    Args:
+      model, params: the bidirectional diffusion model.
+      guide_model, guide_params: the causal model.
+      vocabulary_map: a `data.vocabulary_map.VocabularyMap`; None says that both have the same vocabulary.
+
+    Returns:
+      The pair and its parameters; nothing is copied that is where it should be.
+
+    Raises:
+      ValueError: a causal drafter, a bidirectional guide, vocabularies that differ without a map, a map for other
+        vocabularies.
+    """
+    drafter, guide = model.config, guide_model.config
+    if not drafter.bidirectional:
+        raise ValueError(f"the drafter is a causal {drafter.family}: guided decoding drafts with a bidirectional "
+                         "diffusion model (LLaDA, Dream, …); is it the guide?")
+    if guide.bidirectional:
+        raise ValueError(f"the guide is a bidirectional {guide.family}: it must be a causal model (Qwen, …); is it the "
+                         "drafter?")
+    sizes = (drafter.vocab_size, guide.vocab_size)
+    if vocabulary_map is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the drafter has {sizes[0]} ids and the guide {sizes[1]}, and no vocabulary_map says which "
+                             "are the same: data.vocabulary_map.build(draft_tokenizer, guide_tokenizer, draft_size="
+                             f"{sizes[0]}, guide_size={sizes[1]})")
+        feed = to_draft = jnp.arange(sizes[0], dtype=jnp.int32)
+    else:
+        if (vocabulary_map.draft_size, vocabulary_map.guide_size) != sizes:
+            raise ValueError(
+                f"vocabulary_map is for {vocabulary_map.draft_size} and {vocabulary_map.guide_size} ids, the drafter "
+                f"has {sizes[0]} and the guide {sizes[1]}: build it with draft_size={sizes[0]}, guide_size={sizes[1]}")
+        feed, to_draft = jnp.asarray(vocabulary_map.feed), jnp.asarray(vocabulary_map.to_draft)
+    together = _together({"draft": params, "guide": guide_params, "feed": feed, "to_draft": to_draft})
+    return GuidedModel(model, guide_model), together
+
+
+def _together(tree: Params) -> Params:
+    """Copies what lives on fewer devices to all devices of what lives on most."""
+    shardings = [x.sharding for x in jax.tree.leaves(tree) if getattr(x, "sharding", None) is not None]
+    widest = max(shardings, key=lambda s: len(s.device_set), default=None)
+    if widest is None or all(s.device_set == widest.device_set for s in shardings):
+        return tree
+    everywhere = NamedSharding(widest.mesh, PartitionSpec()) if isinstance(widest, NamedSharding) else widest
+    put = lambda x: x if x.sharding.device_set == widest.device_set else jax.device_put(x, everywhere)
+    return jax.tree.map(put, tree)

@@ -1,0 +1,75 @@
+"""Guided-diffusion cases (`kind` guided) of the masked-diffusion format; see `tests.oracle.masked`.
+
+A case names the released rule, acceptance test and drafter cache, and the ids, forwards of both models, lengths of
+the drafter's forwards and tokens of every step that they gave.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+import dlm_jax
+from dlm_jax.decode import guided_model
+from dlm_jax.decode.guided import ACCEPTANCE, Guided
+from tests.oracle.masked import Folder, Outcome
+
+CACHES = {"full_recompute": "none", "prompt_cache": "prompt", "aggressive_aligned": "aggressive",
+          "sliding_aligned": "sliding", "block_boundary_aligned": "block_boundary"}
+TESTS = {"deterministic": "exact", "topk": "top_k", "topk_relative": "top_k_relative"}
+NAMES = {"acceptance_top_k": "top_k", "top_p": "relative_probability", "block_size": "block_length",
+         "sliding_window_size": "window_size"}
+
+
+@functools.lru_cache(maxsize=1)
+def _joined(folder: Folder) -> tuple[Any, Any]:
+    return guided_model.join(*folder.model, *folder.guider)
+
+
+def settings(case: dict) -> tuple[Guided, dict[str, int]]:
+    """Returns the decoder and the limits of a case.
+
+    Raises:
+      KeyError: a rule, cache or acceptance test that this library has no name for.
+    """
+    given = case["params"]
+    acceptance = TESTS[given["sampling_strategy"]]
+    used = {*ACCEPTANCE[acceptance], "block_length", "window_size"} - ({"top_k"} if acceptance == "exact" else set())
+    chunk = given["verify_batch_size"]
+    decoder = Guided(
+        rule=case["rule"], acceptance=acceptance, cache=CACHES[case["cache"]],
+        verify_batch_size=0 if chunk >= given["max_new_tokens"] else chunk,
+        **{NAMES[name]: value for name, value in given.items() if NAMES.get(name) in used})
+    eos = given["eos_token_id"] if case["rule"] == "assisted" else -1  # the released speculative rule never sees it
+    return decoder, {"max_new_tokens": given["max_new_tokens"], "eos_id": eos, "mask_id": given["mask_id"]}
+
+
+def run(folder: Folder, case: dict) -> Outcome:
+    """Decodes a case; ids, forwards, drafted positions and tokens of every step must be the same."""
+    decoder, limits = settings(case)
+    pair, params = _joined(folder)
+    out = dlm_jax.generate(pair, params, case["prompt_ids"], decoder, **limits)
+    wrong = [f"{name} {value} is not {want}" for row in range(len(case["prompt_ids"]))
+             for name, value, want in compare(out, row, case) if value != want]
+    return Outcome(", ".join(wrong))
+
+
+def compare(out: dlm_jax.decode.Generation, row: int, case: dict) -> list[tuple[str, Any, Any]]:
+    """Returns name, ours and theirs of everything that is compared in a row of a case."""
+    tokens, at = out.tokens[row].tolist(), out.committed_at[row]
+    missing = case["params"]["max_new_tokens"] - len(tokens)
+    ids = case["prompt_ids"][row] + tokens + [case["params"]["eos_token_id"]] * missing
+    forwards, positions = out.ledger.forwards, out.ledger.positions
+    return [
+        ("expected_ids", ids, case["expected_ids"][row]),
+        ("nfe_drafter", int(forwards["draft"][row]), case["nfe_drafter"]),
+        ("nfe_guider", int(forwards["guide"][row]), case["nfe_guider"]),
+        ("drafter_forward_lengths, summed", int(positions["draft"][row]), sum(case["drafter_forward_lengths"])),
+        ("unmasked_per_step", np.bincount(at[at > 0])[1:].tolist(), case["unmasked_per_step"]),
+        ("eos_fill", missing > 0, case["eos_fill"]),
+    ]
+
+
+RUNNERS = {"guided": run}
