@@ -1,4 +1,4 @@
-"""Converts checkpoints: Hugging Face to orbax and back, between dtypes, and from an AR model to a ReFusion seed."""
+"""Converts checkpoints: Hugging Face to orbax and back, between dtypes, and from an AR model to a seed of another kind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ Converts checkpoints. SOURCE is a directory or, where Hugging Face ones are mean
 examples:
   python -m launch.convert_weights to-refusion Qwen/Qwen3-0.6B seeds/refusion --dtype float32
                           a seed for ReFusion training: the AR weights, and a mask token where there is none
+  python -m launch.convert_weights to-orthrus Qwen/Qwen3-0.6B seeds/orthrus
+                          a seed for Orthrus training: the AR model and a second set of attention weights, copied from it
   python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16
                           the newest checkpoint of a training run as a directory that transformers reads
   python -m launch.convert_weights to-orbax Qwen/Qwen3-0.6B seeds/orbax --dtype bfloat16
@@ -45,11 +47,14 @@ def parser() -> argparse.ArgumentParser:
     to_hf.add_argument("--tokenizer", metavar="DIR", help="directory whose tokenizer and further config fields are "
                        "kept; default SOURCE's own, where it has them")
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
-    seed = command("to-refusion", "autoregressive Hugging Face directory or hub id -> seed for ReFusion training")
-    seed.add_argument("--mask-id", type=int, metavar="ID",
-                      help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the released "
-                      "ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any id; one beyond "
-                      "the vocabulary is added")
+    for name, kind in (("to-refusion", "ReFusion"), ("to-orthrus", "Orthrus")):
+        seed = command(name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
+        seed.add_argument("--mask-id", type=int, metavar="ID",
+                          help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the released "
+                          "ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any id; one "
+                          "beyond the vocabulary is added")
+    seed.add_argument("--block-size", type=int, default=32, metavar="N",
+                      help="tokens of a block that config.json names, the default of decoding (default: %(default)s)")
     return result
 
 
@@ -68,12 +73,14 @@ def convert(args: argparse.Namespace) -> str:
     import jax
 
     from dlm_jax.io import folders, hf, orbax_params
+    from dlm_jax.models import build
 
     folders.check_free(args.out)  # before minutes are spent on loading
     if args.command == "to-hf":
         keep = args.tokenizer or own_tokenizer(Path(args.source).expanduser())
         folders.check_sources(keep, None)
         config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
+        params = in_one_dtype(params)
         if keep is None or not folders.has_tokenizer(keep):
             print(f"convert_weights: warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
                   "--tokenizer DIR names one", file=sys.stderr)
@@ -83,8 +90,12 @@ def convert(args: argparse.Namespace) -> str:
             raise ValueError(f"cast needs --dtype, one of {', '.join(DTYPES)}")
         source = folders.resolve(args.source)
         config = folders.load_config(source)
-        if args.command == "to-refusion":
+        if args.command in ("to-refusion", "to-orthrus"):
             tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
+        if args.command == "to-orthrus":
+            if args.block_size < 2:
+                raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one masked")
+            build.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
         params = hf.load_params(source, config, dtype=args.dtype)
         if args.command == "to-orbax":
             orbax_params.save(args.out, config, params, tokenizer_from=source)
@@ -92,8 +103,14 @@ def convert(args: argparse.Namespace) -> str:
             hf.save(args.out, config, params, tokenizer_from=source)
         else:
             config, params = with_mask(config, params, mask_id, fresh)
+            made = f"{args.out}: {count(params)}, mask token id {mask_id}"
+            if args.command == "to-orthrus":
+                model, params = build.init_from_ar(build.build(config), params)
+                config, share = model.config.replace(block_size=args.block_size), build.parameter_shares(model)
+                made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the diffusion "
+                        f"view, mask token id {mask_id}")
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
-            return f"{args.out}: {count(params)}, mask token id {mask_id}"
+            return made
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
 
 
@@ -110,6 +127,19 @@ def count(params: Any) -> str:
     import jax
 
     return f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:,.1f} M parameters"
+
+
+def in_one_dtype(params: Any) -> Any:
+    """Returns parameters in the dtype of the embedding, in which a checkpoint is computed.
+
+    A run that trains some parameters of a bfloat16 model keeps those in float32 and leaves the others as they are.
+
+    Args:
+      params: parameter tree.
+    """
+    import jax
+
+    return jax.tree.map(lambda x: x.astype(params["embed"].dtype), params)
 
 
 def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int, bool]:

@@ -8,6 +8,10 @@ Examples:
     # that model turned into a ReFusion model
     python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion
 
+    # or given a second, parallel view (Orthrus): only that one is trained
+    python -m launch.convert_weights to-orthrus runs/seed/model seeds/orthrus --block-size 8
+    python -m launch.train --config orthrus:tiny --init seeds/orthrus --data rows.jsonl --run-dir runs/orthrus
+
     # stopped by ctrl-c, SIGTERM, a crash or kill -9: the same command and --resume continue bit for bit
     python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion --resume
 
@@ -98,17 +102,31 @@ def start(options: argparse.Namespace, experiment: Any, rows: Sequence[Any]) -> 
     return model, init(model, jax.random.key(experiment.train.seed)), tokenizer
 
 
-def with_mask(experiment: Any, model: Any, tokenizer: Any) -> Any:
-    """Returns the experiment with the mask id of the model, where its objective needs one and names none."""
-    objective = experiment.train.objective
-    if getattr(objective, "mask_id", 0) is not None:
-        return experiment
-    mask = model.config.mask_token_id if model.config.mask_token_id is not None else tokenizer.mask_token_id
-    if mask is None:
+def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
+    """Returns the experiment with the model's mask and EOS ids, where its objective needs them and names none."""
+    objective, known = experiment.train.objective, {}
+    for name, here in (("mask_id", "mask_token_id"), ("eos_id", "eos_token_id")):
+        if getattr(objective, name, 0) is not None:
+            continue
+        known[name] = getattr(model.config, here)
+        known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
+    if "mask_id" in known and known["mask_id"] is None:
+        made = "to-orthrus" if objective.name == "orthrus" else "to-refusion"
         raise ValueError("the model and its tokenizer have no mask token: add one with `python -m launch.convert_weights "
-                         "to-refusion`, or name its id with --set train.objective.mask_id=ID")
-    objective = dataclasses.replace(objective, mask_id=mask)
+                         f"{made}`, or name its id with --set train.objective.mask_id=ID")
+    objective = dataclasses.replace(objective, **known)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, objective=objective))
+
+
+def with_block(model: Any, objective: Any, length: int) -> Any:
+    """Returns the module with the block size it is about to be trained on, where the objective has one."""
+    size = getattr(objective, "block_size", None)
+    if size is None:
+        return model
+    if size > length:
+        raise ValueError(f"length = {length}: rows have no room for blocks of {size} tokens; raise length, or lower "
+                         "train.objective.block_size")
+    return model.clone(config=model.config.replace(block_size=size))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -144,13 +162,15 @@ def run(options: argparse.Namespace) -> int:
     from dlm_jax.data.pipeline import Pipeline
     from dlm_jax.io import folders
     from dlm_jax.train import loop, sharding
+    from launch.convert_weights import in_one_dtype
 
     sharding.check_batch(experiment.train, sharding.make_mesh(experiment.train.mesh))
     rows = sources.read_rows(options.data)
     experiment = experiment.with_steps(len(rows))
     model, params, tokenizer = start(options, experiment, rows)
-    experiment = with_mask(experiment, model, tokenizer)
+    experiment = with_ids(experiment, model, tokenizer)
     config = experiment.train
+    model = with_block(model, config.objective, experiment.length)
     pipeline = Pipeline(rows, tokenizer, batch_size=config.batch_size, length=experiment.length, seed=config.seed,
                         process_index=jax.process_index(), process_count=jax.process_count())
     say = print if jax.process_index() == 0 else lambda *_: None
@@ -165,7 +185,7 @@ def run(options: argparse.Namespace) -> int:
         return STOPPED
     made = options.run_dir / "model"
     source = tokenizer if options.init is None else folders.resolve(options.init)
-    api.save(made, model, result.params, tokenizer_from=source, overwrite=True)
+    api.save(made, model, in_one_dtype(result.params), tokenizer_from=source, overwrite=True)
     say(f"loss {result.history[-1]['loss']:.4f} at step {result.step}; the model is in {made}")
     return 0
 

@@ -19,10 +19,8 @@ from jax.experimental import multihost_utils
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
-from dlm_jax import objectives
 from dlm_jax.io import folders
 from dlm_jax.io.checkpoints import Checkpoints
-from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig, differences, plain, to_dict
 from dlm_jax.train.state import merge
@@ -139,9 +137,6 @@ def _check_model(model: Any, config: TrainConfig) -> None:
         raise ValueError(f"objective.mask_id = {mask} lies outside the vocabulary of {size} ids")
     if mask == eos:
         raise ValueError(f"objective.mask_id = {mask} is also the model's eos_token_id; they must differ")
-    check = getattr(objectives.of(config.objective), "check", None)
-    if check is not None:
-        check(build.scorer(model, {}), config.objective)
 
 
 def _claim(run_dir: Path, described: dict[str, Any], resume: bool) -> Path:

@@ -51,9 +51,9 @@ def init_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) -> T
 
 def _copy(x: Any, where: NamedSharding) -> Array:
     """Returns a copy with another sharding; never the same buffers."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:  # spread over processes
-        return jax.jit(jnp.copy, out_shardings=where)(x)
-    return jax.device_put(x, where, may_alias=False)
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:  # else spread over processes, and moved by the copy
+        x = jax.device_put(x, where)  # which may keep a buffer that already lies where it should, whatever it is told
+    return jax.jit(jnp.copy, out_shardings=where)(x)
 
 
 def abstract_state(model: Any, params: Params, config: TrainConfig, mesh: Mesh) -> TrainState:

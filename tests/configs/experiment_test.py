@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 import configs
-from configs import refusion
+from configs import orthrus, refusion
 from dlm_jax.decode import ReFusion
+from dlm_jax.models import build
 
 
 def test_the_papers_training_run():
@@ -15,6 +16,20 @@ def test_the_papers_training_run():
     assert run.train.objective.slot_sizes == (4, 8, 16, 32) and run.train.objective.mdm_weight == 1.0
     assert run.train.objective.masking == run.train.objective.normalisation == "paper"
     assert run.with_steps(3_700_000).train.steps == run.train.steps == 28_907
+
+
+@pytest.mark.parametrize("name", ["qwen3_1_7b", "qwen3_4b", "qwen3_8b"])
+def test_orthrus_training_run(name):
+    run, model = configs.load(f"orthrus:{name}"), orthrus.MODELS[name]
+    objective = run.train.objective
+    assert (objective.block_size, objective.blocks, run.length, run.epochs) == (32, 256, 2048, 2.0)
+    assert (objective.distance, objective.anchors, objective.temperature, objective.last_offset) == (
+        "kl", "sequence", 1.0, False)
+    assert run.with_steps(600_000).train.steps == run.train.steps == 18_750
+    assert run.model is None and model.dual and model.block_size == 32
+    shares = build.parameter_shares(build.build(model))
+    assert shares["total"] - shares["diffusion"] == pytest.approx(float(name[6:-1].replace("_", ".")) * 1e9, rel=0.03)
+    assert 0.15 < shares["diffusion"] / shares["total"] < 0.20  # the paper says 16 %; so it is at 8B
 
 
 def test_table_7():
@@ -77,7 +92,7 @@ def test_bad_overrides_are_refused(setting, message):
 
 @pytest.mark.parametrize("name", ["refusion", "tiny:refusions", "experiment:load", "../x:y"])
 def test_unknown_names_are_refused_with_the_accepted_ones(name):
-    with pytest.raises(ValueError, match="is not known.*accepted: refusion:qwen3_8b, tiny:autoregressive, tiny:refusion"):
+    with pytest.raises(ValueError, match="is not known.*accepted: .*refusion:qwen3_8b, .*tiny:autoregressive, .*tiny:refusion"):
         configs.load(name)
 
 

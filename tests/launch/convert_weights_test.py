@@ -125,6 +125,39 @@ def test_a_mask_token_that_exists_is_kept(seed, tmp_path):
     assert (tmp_path / "two" / "config.json").read_text() == (tmp_path / "one" / "config.json").read_text()
 
 
+def test_a_dual_model_holds_its_ar_model_twice_and_a_mask_token(seed, tmp_path, capsys):
+    assert run("to-orthrus", seed, tmp_path / "out", "--block-size", 4) == 0
+    said = capsys.readouterr().out
+    (old, before), (model, after) = dlm_jax.load(seed), dlm_jax.load(tmp_path / "out")
+    mask = tokenizers.load(tmp_path / "out").mask_token_id
+    assert model.config == old.config.replace(family="orthrus", mask_token_id=mask, block_size=4)
+    assert_identical(after["layers"].pop("attention_diffusion"), before["layers"]["attention"])
+    assert_identical(after["layers"], before["layers"])
+    share = build.parameter_shares(model)
+    assert f"{share['diffusion'] / share['total']:.0%} of them in the diffusion view, mask token id {mask}" in said
+    stored = tensor_files.read_folder(tmp_path / "out")  # the authors' names
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
+        one, other = (stored[f"model.layers.2.self_attn.{name}{suffix}.weight"] for suffix in ("", "_diff"))
+        assert one.tobytes() == other.tobytes()
+    assert run("to-orthrus", tmp_path / "out", tmp_path / "again") == 2
+    assert "a orthrus model has two views already" in capsys.readouterr().err
+
+
+def test_a_run_in_two_dtypes_is_exported_in_that_of_its_embedding(tmp_path):
+    model = build.build(tiny_config("orthrus", mask_token_id=96))
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), random_params(model))
+    trainable, frozen = partition(params, "attention_diffusion")
+    trainable = jax.tree.map(lambda x: x.astype(jnp.float32), trainable)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints.save(1, TrainState(jnp.int32(1), jnp.zeros(2, jnp.uint32), trainable, frozen,
+                                   optax.adam(1e-3).init(trainable)), {})
+    checkpoints.wait()
+    checkpoints.close()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"model": dataclasses.asdict(model.config), "train": {}}))
+    assert run("to-hf", tmp_path / "run", tmp_path / "out") == 0
+    assert_identical(dlm_jax.load(tmp_path / "out")[1], params)
+
+
 def test_exporting_a_training_run(tmp_path, capsys):
     model = build.build(tiny_config())
     params = random_params(model)
@@ -168,6 +201,9 @@ def test_help_teaches_with_examples(capsys):
     (("to-refusion", "BARE", "OUT"), "has no tokenizer: --mask-id None"),
     (("to-refusion", "BARE", "OUT", "--mask-id", "-3"), "--mask-id -3 must be"),
     (("to-refusion", "BARE", "OUT", "--mask-id", "1"), "cannot be the mask token too"),
+    (("to-orthrus", "BARE", "OUT"), "has no tokenizer: --mask-id None"),
+    (("to-orthrus", "SEED", "OUT", "--block-size", "1"), "--block-size 1: expected at least 2"),
+    (("to-refusion", "SEED", "OUT", "--block-size", "4"), "unrecognized arguments: --block-size"),
 ])
 def test_bad_input_exits_2_and_leaves_nothing(seed, tmp_path, capsys, args, message):
     model = build.build(tiny_config())

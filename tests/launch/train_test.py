@@ -5,13 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
 from dlm_jax.decode import ReFusion
-from launch import train
+from launch import convert_weights, train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model.num_layers=1", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
@@ -53,6 +55,45 @@ def test_a_seed_is_trained_and_turned_into_refusion(rows, seed, tmp_path, capsys
     out = dlm_jax.generate(model, params, [prompt], ReFusion(slot_size=4, block_length=8), max_new_tokens=8,
                            eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
     assert len(out.tokens[0]) >= 1
+
+
+def test_a_seed_is_given_a_second_view_and_only_that_is_trained(rows, seed, tmp_path, capsys):
+    assert convert_weights.main(["to-orthrus", str(seed / "model"), str(tmp_path / "dual"), "--dtype", "bfloat16"]) == 0
+    settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size"))]
+    small = ["train.objective.block_size=4", "train.objective.blocks=3"]
+    assert launch("orthrus:tiny", rows, tmp_path / "run", "--init", tmp_path / "dual", settings=settings + small) == 0
+    (old, before), (model, after) = dlm_jax.load(tmp_path / "dual"), dlm_jax.load(tmp_path / "run" / "model")
+    assert (old.config.block_size, model.config.block_size) == (32, 4)
+    changed = {"/".join(key.key for key in path): bool((x != y).any()) for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)}
+    assert all(moved == ("attention_diffusion" in name) for name, moved in changed.items())
+    assert {x.dtype for x in jax.tree.leaves(after)} == {jnp.dtype(jnp.bfloat16)}
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"kl", "agreement", "agreement_1", "agreement_2", "overlap", "accepted", "skipped_rows"} <= set(line)
+
+
+@pytest.mark.parametrize("more, message", [
+    ([], "has no model to make from scratch: give --init PATH"),
+    (["--init", "SEED"], "has no diffusion view: make a dual model of it first"),
+    (["--init", "DUAL", "--set", "train.objective.block_size=33"], "length = 32: rows have no room for blocks of 33"),
+    (["--init", "DUAL", "--set", "train.objective.block_size=1"], "block_size = 1: expected at least 2"),
+    (["--init", "DUAL", "--set", "train.trainable=q_proj"], "layers/attention/q_proj, but the objective 'orthrus' trains"),
+    (["--init", "DUAL", "--set", "train.objective.mask_id=4096"], "mask_id = 4096 lies outside the vocabulary"),
+])
+def test_what_cannot_train_a_second_view_is_refused(rows, seed, tmp_path, capsys, more, message):
+    convert_weights.main(["to-orthrus", str(seed / "model"), str(tmp_path / "dual")])
+    places = {"SEED": seed / "model", "DUAL": tmp_path / "dual"}
+    settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size"))]
+    more = [places.get(flag, flag) for flag in more]
+    assert launch("orthrus:tiny", rows, tmp_path / "run", *more, settings=settings) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dual_model_is_not_trained_as_an_autoregressive_one(rows, seed, tmp_path, capsys):
+    convert_weights.main(["to-orthrus", str(seed / "model"), str(tmp_path / "dual")])
+    assert launch("tiny:autoregressive", rows, tmp_path / "run", "--init", tmp_path / "dual") == 2
+    assert "would train both views of a dual model" in capsys.readouterr().err
 
 
 def test_the_same_command_is_refused_without_resume_and_returns_the_run_with_it(rows, seed, capsys):

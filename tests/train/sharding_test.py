@@ -60,6 +60,14 @@ def test_eight_devices_train_like_one(objective, sizes):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.trainable, one_state.trainable)
 
 
+def test_the_given_parameters_outlive_training_on_eight_devices():
+    config, params = toy.config(mesh=MeshConfig(data=2, fsdp=2, tensor=2)), toy.params()
+    mesh, before = sharding.make_mesh(config.mesh), jax.tree.map(np.array, params)
+    state = step.init_state(toy.MODEL, params, config, mesh)
+    step.make_step(toy.MODEL, config, mesh)(state, jax.device_put(toy.Counting().batch(0), sharding.rows(mesh)))
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
 def test_parameters_and_moments_are_split_as_the_rules_say():
     config = toy.config(mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     state = step.init_state(toy.MODEL, toy.params(), config, sharding.make_mesh(config.mesh))

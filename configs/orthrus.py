@@ -1,0 +1,45 @@
+"""Orthrus as its paper trained it (Sec. 4.1, Implementation Details), and a size for a CPU.
+
+The paper's: blocks of 32 tokens, 256 of them at random anchors over at most 2,048 clean tokens, two epochs of 600K
+rows, forward KL, only the diffusion heads trained, in one denoising step. It names no batch size, learning rate,
+schedule, warm-up, decay, clipping or seed: those here are ours, and nobody has run them at these sizes.
+
+Every run starts from a dual model, which `launch.convert_weights to-orthrus` makes of an autoregressive one; `--init`
+names it. `MODELS` are the shapes.
+"""
+
+from configs.experiment import Experiment
+from configs.refusion import QWEN3_8B
+from dlm_jax.objectives import orthrus
+from dlm_jax.train.config import MeshConfig, TrainConfig
+
+_8B = QWEN3_8B.replace(family="orthrus", block_size=32)
+_4B = _8B.replace(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True)
+MODELS = {
+    "qwen3_1_7b": _4B.replace(hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16),
+    "qwen3_4b": _4B,
+    "qwen3_8b": _8B,
+}
+
+_PAPER = Experiment(
+    length=2048,
+    epochs=2.0,
+    train=TrainConfig(
+        objective=orthrus.Config(block_size=32, blocks=256),
+        steps=18_750,  # 2 epochs of the paper's 600K rows; `epochs` recomputes it for the rows there are
+        batch_size=64,
+        learning_rate=1e-4,
+        warmup_steps=100,
+        compute_dtype="bfloat16",
+        remat=True,
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        checkpoint_every=500,
+        log_every=10,
+    ),
+)
+
+EXPERIMENTS = {name: _PAPER for name in MODELS} | {
+    "tiny": Experiment(length=160, train=TrainConfig(
+        objective=orthrus.Config(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3, warmup_steps=50,
+        beta2=0.98, checkpoint_every=100)),
+}
