@@ -162,7 +162,8 @@ def _parse(text: str, hint: Any) -> Any:
 
 def _describe(hint: Any) -> str:
     words = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
-    return " or ".join(words.get(option, "integers such as 4,8,16") for option in _options(hint))
+    many = lambda option: "integers such as 4,8,16" if int in typing.get_args(option) else "numbers such as 0.1,0.9"
+    return " or ".join(words.get(option) or many(option) for option in _options(hint))
 
 
 def _show(value: Any) -> str:

@@ -11,13 +11,14 @@ MODEL = TransformerConfig(
     rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.05, max_position_embeddings=4096)
 
 
-def _train(objective, learning_rate: float) -> TrainConfig:
+def train(objective, learning_rate: float) -> TrainConfig:
+    """Returns the run that every tiny model takes."""
     return TrainConfig(
         objective=objective, steps=500, batch_size=32, learning_rate=learning_rate, warmup_steps=50, beta2=0.98,
         weight_decay=0.05, checkpoint_every=100)
 
 
 EXPERIMENTS = {
-    "autoregressive": Experiment(model=MODEL, length=160, train=_train(autoregressive.Config(), 3e-3)),
-    "refusion": Experiment(model=MODEL, length=160, train=_train(refusion.Config(slot_sizes=(4, 8, 16, 32)), 2e-3)),
+    "autoregressive": Experiment(model=MODEL, length=160, train=train(autoregressive.Config(), 3e-3)),
+    "refusion": Experiment(model=MODEL, length=160, train=train(refusion.Config(slot_sizes=(4, 8, 16, 32)), 2e-3)),
 }

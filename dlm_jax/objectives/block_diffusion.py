@@ -1,8 +1,9 @@
 """Block diffusion: denoise every block of a row at once, each from its own noise and the clean blocks before it.
 
 The model sees two streams in one pass, [x_t ; x_0]: a noisy token sees its own noisy block and earlier clean blocks,
-a clean token the clean blocks up to its own. Only the noisy stream predicts. Blocks are counted from the start of the
-row, prompt included, and positions are those of the row in both streams.
+a clean token the clean blocks up to its own. Only the noisy stream predicts; positions are those of the row in both
+streams. By default a block begins where the response does, as when an answer is decoded: the prompt's blocks end there,
+and its first may be short.
 
 Letters: B batch, T tokens.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -23,6 +25,7 @@ from dlm_jax.types import Scorer
 
 WEIGHTINGS = ("schedule", "uniform")
 TIMES = ("block", "sequence")
+ALIGNMENTS = ("response", "row")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Config:
       mask_id: id of the mask token; None stands for one not known yet, and cannot train.
       eos_id: id of the end of sequence, which fills padding; None as for `mask_id`.
       block_size: tokens.
+      align: where a block begins, at the "response", or with the "row" as in the released code.
       target: "response" (fine-tuning) or "all" (pre-training), see `noise.supervise`.
       padding: "eos", to the end of the longest row's last block, or "ignore"; see `noise.supervise`.
       schedule: "linear" or "cosine", see `noise.rate`.
@@ -48,6 +52,7 @@ class Config:
     mask_id: int | None = None
     eos_id: int | None = None
     block_size: int = 32
+    align: str = "response"
     target: str = "response"
     padding: str = "eos"
     schedule: str = "linear"
@@ -61,38 +66,56 @@ class Config:
     def __post_init__(self):
         noise.check_fields(self, {
             "target": noise.TARGETS, "padding": noise.PADDINGS, "schedule": noise.SCHEDULES, "weighting": WEIGHTINGS,
-            "time": TIMES, "normalisation": noise.NORMALISATIONS})
+            "time": TIMES, "align": ALIGNMENTS, "normalisation": noise.NORMALISATIONS})
         if self.block_size < 1:
             raise ValueError(f"block_size = {self.block_size}: expected at least 1 token")
         if len(self.interval) != 2 or not 0 <= self.interval[0] < self.interval[1] <= 1:
             raise ValueError(f"interval = {self.interval}: expected two times, 0 <= beta < omega <= 1")
 
 
-def arrange(rows: noise.Supervision, drawn: noise.Noise, config: Config) -> losses.Rows:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What the objective asks of the model.
+
+    Attributes:
+      tokens: (B, T) int32 clean ids.
+      block: (B, T) int32 block number of each token, negative on padding.
+      labels: (B, T) int32 the id of each token that the noisy stream masks, `losses.IGNORE` elsewhere.
+      weights: "mdm", (B, T) float32 weight of each prediction.
+    """
+
+    tokens: Array
+    block: Array
+    labels: Array
+    weights: dict[str, Array]
+
+
+def arrange(rows: noise.Supervision, block: Array, drawn: noise.Noise, config: Config) -> Rows:
     """Decides what is masked and weighs every prediction; deterministic.
 
     Args:
       rows: what may be masked.
+      block: (B, T) int32 block numbers.
       drawn: the draws.
       config: hyperparameters.
 
     Returns:
-      Clean rows with a label on every token that the noisy stream masks, and the weight "mdm".
+      The rows with the weight "mdm".
     """
     masked = rows.taught & (drawn.uniform < noise.rate(config.schedule, drawn.time))
     weight = noise.scales(rows.taught, config.normalisation)
     if config.weighting == "schedule":
         weight = weight * noise.weight(config.schedule, drawn.time)
-    index = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32), rows.tokens.shape)
-    return losses.Rows(rows.tokens, index, rows.valid, jnp.where(masked, rows.tokens, losses.IGNORE),
-                       {"mdm": jnp.where(masked, weight, 0.0)})
+    return Rows(rows.tokens, jnp.where(rows.valid, block, visibility.NONE),
+                jnp.where(masked, rows.tokens, losses.IGNORE), {"mdm": jnp.where(masked, weight, 0.0)})
 
 
-def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
+def prepare(batch: dict[str, Array], key: Array, config: Config) -> Rows:
     """Corrupts a batch.
 
     Args:
-      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` and `example_id` (B,) int32.
+      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `prompt_length`, `length` and `example_id` (B,) int32.
       key: the step's key.
       config: hyperparameters.
 
@@ -103,14 +126,17 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
       ValueError: no mask id, or no EOS id to pad with.
     """
     noise.check_ids(config)
-    rows = noise.supervise(batch, config.target, config.padding, config.eos_id, config.block_size)
-    drawn = noise.draw(
-        key, batch["example_id"], batch["tokens"].shape[1], config.interval,
-        block=config.block_size if config.time == "block" else None, antithetic=config.antithetic)
-    return arrange(rows, drawn, config)
+    (B, T), K = batch["tokens"].shape, config.block_size
+    first = (batch["prompt_length"] if config.align == "response" else jnp.zeros(B, jnp.int32))[:, None]
+    # ceil(first / K) blocks lie before it
+    block = (jnp.arange(T, dtype=jnp.int32) - first) // K - (-first // K)
+    rows = noise.supervise(batch, config.target, config.padding, config.eos_id, K, first)
+    drawn = noise.draw(key, batch["example_id"], T, config.interval, block=block if config.time == "block" else None,
+                       antithetic=config.antithetic)
+    return arrange(rows, block, drawn, config)
 
 
-def streams(rows: losses.Rows, config: Config) -> tuple[Array, Array, visibility.Visibility]:
+def streams(rows: Rows, config: Config) -> tuple[Array, Array, visibility.Visibility]:
     """Lays the two streams out as one row, [x_t ; x_0].
 
     Args:
@@ -121,9 +147,9 @@ def streams(rows: losses.Rows, config: Config) -> tuple[Array, Array, visibility
       (B, 2 T) int32 tokens, (B, 2 T) int32 positions, and who sees whom.
     """
     noisy = jnp.where(rows.labels != losses.IGNORE, config.mask_id, rows.tokens)
-    twice = lambda first, second: jnp.concatenate([first, second], axis=1)
-    block = jnp.where(rows.valid, rows.positions // config.block_size, visibility.NONE)
-    return twice(noisy, rows.tokens), twice(rows.positions, rows.positions), visibility.block_diffusion(block)
+    tokens = jnp.concatenate([noisy, rows.tokens], axis=1)
+    index = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
+    return tokens, jnp.broadcast_to(jnp.tile(index, 2), tokens.shape), visibility.block_diffusion(rows.block)
 
 
 def check(score: Scorer, config: Config) -> None:
@@ -137,7 +163,7 @@ def check(score: Scorer, config: Config) -> None:
             "`python -m launch.convert_weights to-diffusion --shift 0`")
 
 
-def rows_loss(score: Scorer, rows: losses.Rows, config: Config) -> tuple[Array, dict[str, Array]]:
+def rows_loss(score: Scorer, rows: Rows, config: Config) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of prepared rows and its metrics, all sums over rows; see `loss`."""
     check(score, config)
     hidden, _ = score.hidden(*streams(rows, config))

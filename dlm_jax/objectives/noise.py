@@ -69,7 +69,7 @@ def row_keys(key: Array, example_id: Array, use: int) -> Array:
 
 
 def draw(
-    key: Array, example_id: Array, length: int, interval: tuple[float, float], *, block: int | None = None,
+    key: Array, example_id: Array, length: int, interval: tuple[float, float], *, block: Array | None = None,
     antithetic: bool = False,
 ) -> Noise:
     """Draws the times and thresholds of a batch, each row from its own keys.
@@ -79,23 +79,24 @@ def draw(
       example_id: (B,) int32.
       length: T.
       interval: least and largest time; t is uniform between them.
-      block: tokens that share a time; None for one time a row.
+      block: (B, T) int32 in 0..T - 1, tokens of a row with equal numbers share a time; None for one time a row.
       antithetic: spread the times of the batch evenly over the interval, from one random offset a step: the time of
         a row then follows its place in the batch, and the loss varies less from batch to batch.
 
     Returns:
       The draws.
     """
-    B, times = example_id.shape[0], 1 if block is None else -(-length // block)
+    B, times = example_id.shape[0], 1 if block is None else length
     each = lambda use, size: jax.vmap(lambda k: jax.random.uniform(k, (size,)))(row_keys(key, example_id, use))
     if antithetic:
-        place = jnp.arange(B * times, dtype=jnp.float32).reshape(B, times) / (B * times)
-        time = (jax.random.uniform(key) + place) % 1.0
+        count = B if block is None else B * (jnp.max(block) + 1)
+        place = jnp.arange(B, dtype=jnp.int32)[:, None] + B * jnp.arange(times, dtype=jnp.int32)
+        time = (jax.random.uniform(key) + place / count) % 1.0
     else:
         time = each(0, times)
     low, high = interval
-    time = jnp.repeat(low + (high - low) * time, length if block is None else block, axis=1)
-    return Noise(time[:, :length], each(1, length))
+    time = low + (high - low) * (time if block is None else jnp.take_along_axis(time, block, axis=1))
+    return Noise(jnp.broadcast_to(time, (B, length)), each(1, length))
 
 
 def rate(schedule: str, time: Array) -> Array:
@@ -121,7 +122,9 @@ def weight(schedule: str, time: Array) -> Array:
     return slope / (rate(schedule, time) + _TINY)
 
 
-def supervise(batch: dict[str, Array], target: str, padding: str, eos_id: int | None, multiple: int = 1) -> Supervision:
+def supervise(
+    batch: dict[str, Array], target: str, padding: str, eos_id: int | None, block_size: int = 1, first: Array | int = 0
+) -> Supervision:
     """Says which tokens may be masked.
 
     Args:
@@ -130,7 +133,8 @@ def supervise(batch: dict[str, Array], target: str, padding: str, eos_id: int | 
       padding: "eos" makes what is missing to the batch's longest row EOS tokens that are taught like any other, so
         that a model learns where answers end; "ignore" leaves padding out.
       eos_id: of "eos".
-      multiple: the longest row is rounded up to it, tokens.
+      block_size: of blocks that are filled to their end, tokens.
+      first: (B, 1) int32 or int, a token at which a block begins.
 
     Returns:
       The rows.
@@ -143,9 +147,9 @@ def supervise(batch: dict[str, Array], target: str, padding: str, eos_id: int | 
     taught = own & (batch["loss_mask"] if target == "response" else True)
     if padding == "ignore":
         return Supervision(tokens, own, taught)
-    filled = index < -(-jnp.max(batch["length"]) // multiple) * multiple
-    return Supervision(jnp.where(filled & ~own, eos_id, tokens), jnp.broadcast_to(filled, own.shape),
-                       taught | (filled & ~own))
+    end = first - (first - jnp.max(batch["length"])) // block_size * block_size
+    filled = jnp.broadcast_to(index < end, own.shape)
+    return Supervision(jnp.where(filled & ~own, eos_id, tokens), filled, taught | (filled & ~own))
 
 
 def scales(taught: Array, normalisation: str) -> Array:

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,7 +77,8 @@ def test_numbers_masked_are_uniform_and_places_too(length, samples):
     count = drawn.sum(-1)
     assert count.min() == 1 and count.max() == length
     for sample in range(samples):  # every draw alone is uniform, so every draw alone is unbiased
-        np.testing.assert_allclose(np.bincount(count[:, sample], minlength=length + 1)[1:] / 4000, 1 / length, atol=0.04)
+        share = np.bincount(count[:, sample], minlength=length + 1)[1:] / 4000
+        np.testing.assert_allclose(share, 1 / length, atol=0.04)
     np.testing.assert_allclose(drawn.mean((0, 1)), (length + 1) / 2 / length, atol=0.03)
     if samples % length == 0:
         assert (np.sort(count, axis=1) == np.repeat(np.arange(1, length + 1), samples // length)).all()
@@ -110,12 +110,14 @@ def test_a_row_is_scored_alike_beside_any_other_and_in_any_batch():
     (dict(answers=[[]]), "answer 0 is empty"), (dict(answers=[[MASK]]), "answer 0 contains the mask token 19"),
     (dict(answers=[[20]]), "token id 20, outside the vocabulary of 20"), (dict(prompts=[[-1]]), "token id -1"),
     (dict(answers=[[1], [1]]), "1 prompts but 2 answers"), (dict(answers=[[1] * 61]), "row 0 has 65 tokens.*64"),
-    (dict(samples=0), "samples = 0"), (dict(batch_size=0), "batch_size = 0"), (dict(cfg_scale=-1.0), "cfg_scale = -1.0"),
-    (dict(cfg_scale=float("nan")), "cfg_scale = nan"), (dict(mask_id=20), "mask_id = 20 lies outside"),
+    (dict(samples=0), "samples = 0"), (dict(batch_size=0), "batch_size = 0"),
+    (dict(cfg_scale=-1.0), "cfg_scale = -1.0"), (dict(cfg_scale=float("nan")), "cfg_scale = nan"),
+    (dict(mask_id=20), "mask_id = 20 lies outside"),
 ])
 def test_bad_input_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        likelihood.log_likelihood(MODELS["llada"], PARAMS["llada"], **{"prompts": [PROMPT], "answers": [ANSWER]} | changes)
+        rows = {"prompts": [PROMPT], "answers": [ANSWER]}
+        likelihood.log_likelihood(MODELS["llada"], PARAMS["llada"], **rows | changes)
 
 
 @pytest.mark.parametrize("changes, message", [

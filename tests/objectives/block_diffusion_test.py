@@ -34,22 +34,26 @@ def rate_and_weight(config, t):
 def reference(batch, drawn, config):
     """One pass a block: [clean blocks before it, the noisy block], blocks causal, the last one scored."""
     tokens, B = np.array(batch["tokens"]), len(batch["tokens"])
-    longest, rows = min(-(-int(max(batch["length"])) // K) * K, tokens.shape[1]), []
+    rows = []
     for row in range(B):
         start, end = int(batch["prompt_length"][row]), int(batch["length"][row])
+        begins = np.arange(start % K - K if config.align == "response" else 0, tokens.shape[1], K)  # of blocks
         if config.padding == "eos":
+            longest = next((b for b in begins if b >= max(batch["length"])), tokens.shape[1])
             tokens[row, end:longest] = EOS
             end = longest
-        rows.append((start, end))
-    taught, spelled = sum(end - start for start, end in rows), Spelled(tokens.shape[1])
-    for row, (start, end) in enumerate(rows):
-        for first in range(0, end, K):
-            block = range(first, min(first + K, end))
+        rows.append((start, end, begins))
+    taught, spelled = sum(end - start for start, end, _ in rows), Spelled(tokens.shape[1])
+    for row, (start, end, begins) in enumerate(rows):
+        for first in begins:
+            block = range(max(first, 0), min(first + K, end))
+            if not block:
+                continue
             rates = {i: rate_and_weight(config, float(drawn.time[row, i])) for i in block}
             masked = [i for i in block if i >= start and drawn.uniform[row, i] < rates[i][0]]
             seen = tokens[row, : block[-1] + 1].copy()
             seen[masked] = MASK
-            of = np.arange(len(seen)) // K
+            of = np.searchsorted(begins, np.arange(len(seen)), side="right")
             here = spelled.forward(seen, of[None] <= of[:, None])
             for i in masked:
                 share = {"sequence": B * (end - start), "token": taught, "batch": B}[config.normalisation]
@@ -63,14 +67,15 @@ def value_and_gradient(params, rows, config):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, dict(schedule="cosine", normalisation="sequence", time="sequence"),
+    {}, dict(schedule="cosine", normalisation="sequence", time="sequence", align="row"),
     dict(weighting="uniform", normalisation="batch", interval=(0.4, 0.9)), dict(padding="ignore"),
-], ids=["paper", "cosine", "clipped", "ragged"])
+], ids=["default", "cosine", "clipped", "ragged"])
 def test_loss_and_gradient_are_those_of_one_pass_a_block(changes):
     batch, config = make_batch(B=3, T=10), make_config(**changes)
     key = jax.random.key(1)
-    drawn = noise.draw(key, batch["example_id"], 10, config.interval, block=K if config.time == "block" else None)
     rows = block_diffusion.prepare(batch, key, config)
+    block = jnp.maximum(rows.block, 0) if config.time == "block" else None  # the reference finds blocks by itself
+    drawn = noise.draw(key, batch["example_id"], 10, config.interval, block=block)
     assert 0 < jnp.sum(rows.labels != losses.IGNORE)
     want, gradient = reference(batch, drawn, config).value_and_gradient(MODEL, PARAMS)
     got, mine = value_and_gradient(PARAMS, rows, config)
@@ -88,7 +93,7 @@ def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
     np.testing.assert_array_equal(positions, np.tile(np.arange(40), (64, 2)))
     assert (rule.query_length, rule.key_length) == (80, 80)
     index = np.arange(40)
-    taught = (index >= np.asarray(batch["prompt_length"])[:, None]) & np.asarray(rows.valid)
+    taught = (index >= np.asarray(batch["prompt_length"])[:, None]) & (np.asarray(rows.block) >= 0)
     assert not masked[~taught].any()
     assert 0.4 < masked[taught].mean() < 0.5  # the clipped interval's mean rate is 0.45
 
@@ -101,18 +106,31 @@ def test_degenerate_rows_have_finite_loss_and_gradient(which):
     config = make_config(padding="ignore")
     taught = noise.supervise(batch, config.target, config.padding, EOS)
     fill = lambda x: jnp.full(batch["tokens"].shape, x)
-    rows = block_diffusion.arrange(taught, noise.Noise(fill(0.5), fill(float(which == "nothing masked"))), config)
+    drawn = noise.Noise(fill(0.5), fill(float(which == "nothing masked")))
+    rows = block_diffusion.arrange(taught, jnp.zeros_like(batch["tokens"]), drawn, config)
     value, gradient = value_and_gradient(PARAMS, rows, config)
     assert (value > 0) == (which == "everything masked") and np.isfinite(value)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+def test_blocks_begin_where_the_response_does():
+    batch = make_batch(B=64, T=30)
+    block = np.asarray(block_diffusion.prepare(batch, jax.random.key(0), make_config(block_size=5)).block)
+    for row, start in enumerate(np.asarray(batch["prompt_length"])):
+        real = block[row][block[row] >= 0]
+        assert real[0] == 0 and set(np.diff(real)) <= {0, 1}
+        begins = np.flatnonzero(np.diff(real)) + 1
+        assert (begins % 5 == start % 5).all() and (start in begins)
+        assert len(real) == 30 or (len(real) - start) % 5 == 0  # taught to the end of the last block
 
 
 def test_one_block_over_the_row_is_masked_diffusion():
     batch = make_batch(B=4, T=12)
     settings = dict(mask_id=MASK, eos_id=EOS, normalisation="sequence", padding="ignore")
     score, key = build.scorer(MODEL, PARAMS), jax.random.key(5)
-    configs = block_diffusion.Config(block_size=12, **settings), masked_diffusion.Config(eps=1e-3, **settings)
-    one, other = (jax.jit(lambda: objectives.of(c).loss(score, batch, key, c)[0])() for c in configs)
+    loss = lambda config: jax.jit(lambda: objectives.of(config).loss(score, batch, key, config)[0])()
+    one = loss(block_diffusion.Config(block_size=12, align="row", **settings))
+    other = loss(masked_diffusion.Config(eps=1e-3, **settings))
     np.testing.assert_allclose(one, other, rtol=2e-4)  # 1 / (t + 1e-6) and 1 / t
 
 
@@ -120,7 +138,8 @@ def test_one_block_over_the_row_is_masked_diffusion():
     (dict(block_size=0), "block_size = 0"), (dict(schedule="sine"), "'sine'.*linear.*cosine"),
     (dict(interval=(0.5, 0.5)), "interval = "), (dict(interval=(0.5, 1.5)), "interval = "),
     (dict(interval=(0.5,)), "interval = "), (dict(weighting="t"), "'t'.*schedule.*uniform"),
-    (dict(time="row"), "'row'.*block.*sequence"), (dict(normalisation="mean"), "'mean'"),
+    (dict(time="row"), "'row'.*block.*sequence"), (dict(align="end"), "'end'.*response.*row"),
+    (dict(normalisation="mean"), "'mean'"),
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -104,7 +104,8 @@ def test_degenerate_rows_have_finite_loss_and_gradient(which):
         batch |= {"loss_mask": jnp.zeros_like(batch["loss_mask"])}
     config = make_config(padding="ignore")
     taught = noise.supervise(batch, config.target, config.padding, EOS)
-    drawn = noise.Noise(jnp.full(batch["tokens"].shape, 0.5), jnp.full(batch["tokens"].shape, float(which == "nothing masked")))
+    fill = lambda x: jnp.full(batch["tokens"].shape, x)
+    drawn = noise.Noise(fill(0.5), fill(float(which == "nothing masked")))
     rows = masked_diffusion.arrange(taught, drawn, config)
     value, gradient = value_and_gradient("llada", PARAMS["llada"], rows, config)
     assert (value > 0) == (which == "everything masked") and np.isfinite(value)
@@ -141,8 +142,9 @@ def test_random_lengths_cut_the_share_of_rows_that_is_asked_for():
 
 
 def test_a_causal_model_is_refused_with_the_fix():
-    with pytest.raises(ValueError, match="'masked_diffusion' needs a bidirectional model.*convert_weights to-diffusion"):
-        masked_diffusion.loss(build.scorer(MODELS["causal"], PARAMS["causal"]), make_batch(), jax.random.key(0), make_config())
+    score = build.scorer(MODELS["causal"], PARAMS["causal"])
+    with pytest.raises(ValueError, match="'masked_diffusion' needs a bidirectional model.*to-diffusion"):
+        masked_diffusion.loss(score, make_batch(), jax.random.key(0), make_config())
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -10,8 +10,9 @@ from dlm_jax.objectives import noise
 EPS = (1e-3, 1.0)
 
 
-def draw(ids, length=12, interval=EPS, seed=0, **options):
-    return noise.draw(jax.random.key(seed), jnp.asarray(ids), length, interval, **options)
+def draw(ids, length=12, interval=EPS, seed=0, block=None, **options):
+    number = None if block is None else jnp.broadcast_to(jnp.arange(length) // block, (len(ids), length))
+    return noise.draw(jax.random.key(seed), jnp.asarray(ids), length, interval, block=number, **options)
 
 
 @pytest.mark.parametrize("block", [None, 4, 5])
@@ -80,11 +81,13 @@ def test_padding_becomes_taught_ends_up_to_the_longest_row():
     np.testing.assert_array_equal(got.taught, [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("multiple, end", [(3, 6), (4, 8), (7, 7), (16, 8)])
-def test_padding_is_taught_to_the_end_of_a_block(multiple, end):
-    got = noise.supervise(_batch(), "response", "eos", 1, multiple)
-    np.testing.assert_array_equal(np.asarray(got.valid).sum(1), [end, end])
-    np.testing.assert_array_equal(np.asarray(got.taught).sum(1), [end - 2, end - 3])
+@pytest.mark.parametrize("block_size, first, ends", [
+    (3, (0, 0), (6, 6)), (4, (0, 0), (8, 8)), (7, (0, 0), (7, 7)), (16, (0, 0), (8, 8)), (3, (2, 3), (5, 6)),
+    (2, (2, 3), (6, 5)), (5, (2, 3), (7, 8))])
+def test_padding_is_taught_to_the_end_of_a_block(block_size, first, ends):
+    got = noise.supervise(_batch(), "response", "eos", 1, block_size, jnp.asarray(first)[:, None])
+    np.testing.assert_array_equal(np.asarray(got.valid).sum(1), ends)
+    np.testing.assert_array_equal(np.asarray(got.taught).sum(1), [ends[0] - 2, ends[1] - 3])
 
 
 def test_padding_is_left_out_or_everything_is_taught():

@@ -60,7 +60,9 @@ def bd3_loss(folder: Folder, case: dict) -> Outcome:
     taught = jnp.asarray(folder.array(case, "labels") != losses.IGNORE)
     drawn = noise.Noise(jnp.broadcast_to(folder.array(case, "t")[:, None], tokens.shape),
                         jnp.asarray(folder.array(case, "mask_uniform")))
-    rows = block_diffusion.arrange(noise.Supervision(tokens, jnp.ones(tokens.shape, bool), taught), drawn, config)
+    block = jnp.broadcast_to(jnp.arange(tokens.shape[1]) // config.block_size, tokens.shape)
+    supervision = noise.Supervision(tokens, jnp.ones(tokens.shape, bool), taught)
+    rows = block_diffusion.arrange(supervision, block, drawn, config)
     value, gradient, got, mask = jax.device_get(_two_streams(model, params, rows, config))
     gradient = as_stored(gradient, model.config)
     same = lambda what, a, b: Outcome("" if np.array_equal(a, b) else f"{what} differs")

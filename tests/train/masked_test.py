@@ -1,4 +1,4 @@
-"""The masked objectives in the trainer: on one device and on eight, in pieces, and refused before anything is written."""
+"""The masked objectives in the trainer: on one device, on eight in pieces, and refused before anything is written."""
 
 import jax
 import numpy as np
@@ -29,7 +29,8 @@ def _train(config, devices, steps=2):
 def test_eight_devices_in_two_pieces_train_like_one(objective):
     one, alone = _train(toy.config(objective=objective, epsilon=1e-2), jax.devices()[:1])
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    many, together = _train(toy.config(objective=objective, epsilon=1e-2, mesh=mesh, grad_accumulation=2), jax.devices())
+    config = toy.config(objective=objective, epsilon=1e-2, mesh=mesh, grad_accumulation=2)
+    many, together = _train(config, jax.devices())
     np.testing.assert_allclose(together, alone, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), many, one)
 
@@ -39,7 +40,7 @@ def test_eight_devices_in_two_pieces_train_like_one(objective):
     (build.build(MODEL.config.replace(logit_shift=1)), OBJECTIVES[1], "shifted by 1"),
     (MODEL, masked_diffusion.Config(mask_id=23), "eos_id is None"),
 ])
-def test_a_model_that_the_objective_cannot_train_is_refused_before_anything_is_written(tmp_path, model, objective, message):
+def test_a_model_that_the_objective_cannot_train_is_refused_at_once(tmp_path, model, objective, message):
     with pytest.raises(ValueError, match=message):
         loop.fit(model, toy.params(), toy.Counting(), toy.config(objective=objective), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,29 @@
+"""Block diffusion from an autoregressive checkpoint: sizes for a CPU and of a fine-tuning run.
+
+The model is what `launch.convert_weights to-diffusion --shift 0` makes of the checkpoint. All numbers are ours, and
+nobody has run the larger size.
+"""
+
+from configs import tiny
+from configs.experiment import Experiment
+from configs.refusion import QWEN3_8B
+from dlm_jax.objectives import block_diffusion
+from dlm_jax.train.config import MeshConfig, TrainConfig
+
+EXPERIMENTS = {
+    "sft_8b": Experiment(
+        model=QWEN3_8B.replace(family="a2d-qwen3", block_size=32), length=1024, epochs=3.0, train=TrainConfig(
+            objective=block_diffusion.Config(block_size=32), steps=10_000, batch_size=256, learning_rate=1e-5,
+            warmup_steps=100, compute_dtype="bfloat16", remat=True, mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+            checkpoint_every=500)),
+    "tiny": Experiment(
+        model=tiny.MODEL.replace(family="a2d-qwen3", block_size=8), length=160,
+        train=tiny.train(block_diffusion.Config(block_size=8), 2e-3)),
+}
+
+# in the names of `generate` and `decode.MaskedDiffusion`; the cache keeps finished blocks
+DECODING: dict[str, dict] = {
+    "released": dict(max_new_tokens=256, block_length=32, steps=256, rule="shares", cache="block", early_stop="block"),
+    "parallel": dict(max_new_tokens=256, block_length=32, rule="threshold", threshold=0.9, cache="block",
+                     early_stop="block"),
+}

@@ -1,0 +1,34 @@
+"""Dream-7B: its shape, the released fine-tuning run, the released sampler's settings, and a size for a CPU.
+
+Dream continues Qwen2.5-7B: its outputs predict the next token, as those of the checkpoint it comes from
+(`launch.convert_weights to-diffusion`). Rate, rows a step and length are those of the released fine-tuning script; its
+weighting by context (CART) is not here, and warm-up, schedule and epochs are ours. Nobody has run it at this size.
+"""
+
+from configs import tiny
+from configs.experiment import Experiment
+from configs.flashdlm import GUIDERS
+from dlm_jax.objectives import masked_diffusion
+from dlm_jax.train.config import MeshConfig, TrainConfig
+
+DREAM_7B = GUIDERS["qwen2_5_7b"].replace(
+    family="Dream", max_position_embeddings=131072, bos_token_id=151643, eos_token_id=151643, pad_token_id=151643,
+    mask_token_id=151666)
+
+EXPERIMENTS = {
+    "sft_7b": Experiment(
+        model=DREAM_7B, length=2048, epochs=3.0, train=TrainConfig(
+            objective=masked_diffusion.Config(normalisation="token"),
+            steps=9_375,  # 3 epochs of the paper's 1.8M pairs; `epochs` recomputes it for the rows there are
+            batch_size=576, learning_rate=2e-6, warmup_steps=100, compute_dtype="bfloat16", remat=True,
+            mesh=MeshConfig(data=1, fsdp=-1, tensor=1), checkpoint_every=500)),
+    "tiny": Experiment(
+        model=tiny.MODEL.replace(family="a2d-qwen3", logit_shift=1), length=160,
+        train=tiny.train(masked_diffusion.Config(normalisation="token"), 2e-3)),
+}
+
+# in the names of `generate` and `decode.MaskedDiffusion`; a block_length of 0 is the whole answer
+DECODING: dict[str, dict] = {
+    "released": dict(max_new_tokens=512, steps=512, block_length=0, rule="timesteps", confidence="entropy",
+                     temperature=0.2, top_p=0.95, early_stop="none"),
+}

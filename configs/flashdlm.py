@@ -1,0 +1,77 @@
+"""FlashDLM: the guides' shapes, Table 11, and the prompts of Appendix C.5. Nothing here is trained."""
+
+from dlm_jax.models.config import TransformerConfig
+
+_QWEN2_5_3B = TransformerConfig(
+    family="qwen2", vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16,
+    num_kv_heads=2, head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True,
+    max_position_embeddings=32768, bos_token_id=151643, eos_token_id=151645)
+GUIDERS = {  # Qwen2.5-Instruct
+    "qwen2_5_0_5b": _QWEN2_5_3B.replace(
+        hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14, head_dim=64),
+    "qwen2_5_1_5b": _QWEN2_5_3B.replace(hidden_size=1536, intermediate_size=8960, num_layers=28, num_heads=12),
+    "qwen2_5_3b": _QWEN2_5_3B,
+    "qwen2_5_7b": _QWEN2_5_3B.replace(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28, num_kv_heads=4,
+        tie_word_embeddings=False),
+}
+
+# Table 11 in the names of `generate` and of `decode.MaskedDiffusion` (FreeCache) or `decode.Guided`. The table's block
+# cache is 256 tokens for both models, LLaDA decoding blocks of 64 inside it; here a block is frozen once it is
+# decoded. "Speculation Block Size" is what a forward of the guide reads. The table names no commit rules: those of the
+# FreeCache runs are the released samplers'.
+_GUIDED = dict(max_new_tokens=1024, verify_batch_size=32, rule="paper", cache="free", block_length=256)
+DECODING: dict[str, dict] = {
+    "dream_freecache": dict(max_new_tokens=256, block_length=256, rule="timesteps", confidence="entropy", cache="free"),
+    "llada_freecache": dict(max_new_tokens=256, block_length=64, rule="quota", cache="free"),
+    "guided": dict(_GUIDED, acceptance="exact"),
+    "guided_relaxed": dict(_GUIDED, acceptance="logit_threshold", top_k=2, logit_threshold=0.5),
+}
+
+# Appendix C.5; {question} stands for what is asked, choices included. MMLU-PRO's is the benchmark's own, of which the
+# paper gives the first lines.
+PROMPTS: dict[str, str] = {
+    "arc": (
+        "You are a careful reasoning assistant. A commonsense sentence is shown with a blank and **four** Answers"
+        " that could fill the blank. Think step by step about which option makes the sentence most sensible, then"
+        " decide.\n\n"
+        "Sentence: {question}\n\n"
+        "What you should do:\n\n"
+        "1. Briefly explain your reasoning.\n"
+        '2. On a **new line**, write exactly: "The final answer is [answer]" where **[answer]** is either '
+        "**Answer1**, **Answer2**, **Answer3**, or **Answer4**. Do **not** output anything after that line."),
+    "gpqa": (
+        "You are a careful reasoning assistant. A question is shown with **four** possible answers. Think step by"
+        " step about which option is correct, then decide.\n\n"
+        "Question: {question}\n\n"
+        "In your response:\n\n"
+        "1. First reason and explain your reasoning briefly before providing the final answer to the question.\n"
+        '2. Then at the end of your explanation, on a **new line**, write exactly: "The final answer is [answer]"'
+        " where **[answer]** is one of **Answer1**, **Answer2**, **Answer3**, or **Answer4**. Do **not** output "
+        "anything after that line."),
+    "gsm8k": (
+        "Given the following problem, reason and give a final answer to the problem.\n\n"
+        "Problem: {question}\n\n"
+        'Your response should end with "The final answer is [answer]" where [answer] is just the final number to '
+        "the problem."),
+    "hellaswag": (
+        "You are a careful reasoning assistant. A commonsense sentence is shown with a blank and **four** Endings"
+        " that could fill the blank. Think step by step about which option makes the sentence most sensible, then"
+        " decide.\n\n"
+        "Sentence: {question}\n\n"
+        "In your response:\n\n"
+        "1. First reason and explain your reasoning briefly before answering this question.\n"
+        '2. Then at the end of your explanation, on a **new line**, write exactly: "The final answer is [answer]"'
+        " where **[answer]** is either **Ending1**, **Ending2**, **Ending3**, or **Ending4**. Do **not** output "
+        "anything after that line."),
+    "piqa": (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the "
+        "request.\n\n"
+        "Instruction: {question}\n\n"
+        'Your response should end with "The final answer is [answer]" where [answer] is the response to the '
+        "problem."),
+    "mmlu_pro": (
+        "The following are multiple choice questions (with answers) about a subject. Think step by step and then "
+        'finish your answer with "the answer is (X)" where X is the correct letter choice.\n\n'
+        "{question}"),
+}
