@@ -12,29 +12,31 @@ from jax import Array
 CONFIDENCES = ("probability", "margin", "entropy", "random")
 
 
-def confidence(logits: Array, tokens: Array, kind: str, keys: Array) -> Array:
+def confidence(logits: Array, tokens: Array, kind: Array, keys: Array) -> Array:
     """Returns the (B, C) float32 confidence in each draft, the larger the surer.
 
     Args:
       logits: (B, C, V) float32.
       tokens: (B, C) int32 drafts.
-      kind: "probability" of the draft; "margin" between the two likeliest tokens; "entropy", negative, in nats;
-        "random", uniform in [0, 1).
+      kind: () int32 index into `CONFIDENCES`: probability of the draft; margin between the two likeliest tokens;
+        entropy, negative, in nats; random, uniform in [0, 1).
       keys: (B, C) PRNG keys, for "random".
     """
-    if kind == "random":
-        return jax.vmap(jax.vmap(jax.random.uniform))(keys)
-    if kind == "entropy":
-        log_p = jax.nn.log_softmax(logits, axis=-1)
-        p = jnp.exp(log_p)
-        return jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
-    total = jax.nn.logsumexp(logits, axis=-1)
-    pick = lambda ids: jnp.exp(jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - total)
-    if kind == "probability":
-        return pick(tokens)
-    best = jnp.argmax(logits, axis=-1)
-    others = jnp.where(jnp.arange(logits.shape[-1]) == best[..., None], -jnp.inf, logits)
-    return pick(best) - jnp.exp(jnp.max(others, axis=-1) - total)
+    # not exp(logit - logsumexp): among confidences near 1 the order would be lost to rounding
+    weight = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    p = weight / jnp.sum(weight, axis=-1, keepdims=True)
+
+    def margin():
+        best = jnp.argmax(p, axis=-1)[..., None]
+        others = jnp.where(jnp.arange(p.shape[-1]) == best, 0.0, p)
+        return jnp.max(p, axis=-1) - jnp.max(others, axis=-1)
+
+    return jax.lax.switch(kind, [
+        lambda: jnp.take_along_axis(p, tokens[..., None], axis=-1)[..., 0],
+        margin,
+        lambda: jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1),
+        lambda: jax.vmap(jax.vmap(jax.random.uniform))(keys),
+    ])
 
 
 def places(score: Array, eligible: Array) -> Array:
@@ -75,3 +77,22 @@ def by_factor(score: Array, place: Array, eligible: Array, factor: Array) -> Arr
     fails = eligible & (place >= 1) & (score < 1.0 - factor / (place + 2.0))
     before = jnp.min(jnp.where(fails, place, score.shape[1]), axis=1)
     return jnp.where(before >= number - 1, number, before)
+
+
+def forced(chosen: Array, eligible: Array, score: Array, masked: Array, ready: Array, opened: Array) -> Array:
+    """Returns (B, G) the token that the first unfinished block must commit, if it got none and its turn has come.
+
+    Args:
+      chosen, eligible: (B, G) bool. score: (B, G) float32. masked: (B, G) bool.
+      ready: (B, n) bool blocks that are far enough for their successor to be sure of a token.
+      opened: (B,) int32 blocks open.
+
+    Source: d3LLM (arXiv 2601.07568), multi-block decoding.
+    """
+    B, n = ready.shape
+    split = lambda x: jnp.any(x.reshape(B, n, -1), axis=2)
+    turn = jnp.concatenate([jnp.ones((B, 1), bool), ready[:, :-1]], axis=1)  # the prompt is ready
+    turn &= (jnp.arange(n) < opened[:, None]) & split(masked)
+    turn &= (jnp.cumsum(turn, axis=1) == 1) & ~split(chosen)
+    inside = jnp.repeat(turn, masked.shape[1] // n, axis=1) & eligible
+    return inside & (places(score, inside) == 0)

@@ -17,14 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dlm_jax.decode import cache_policies, commit_rules, sampling, schedules, window
+from dlm_jax.decode import cache_policies, commit_rules, early_stops, sampling, schedules, window
 from dlm_jax.decode import state as common
 from dlm_jax.decode.ledger import DENOISE, PREFILL, REFRESH, Counts
+from dlm_jax.decode.masked_state import State
 from dlm_jax.decode.state import DRAFTED, Canvas, Request, check_number
 from dlm_jax.types import Scorer
 
 RULES = ("quota", "timesteps", "block_timesteps", "shares", "threshold", "factor", "budget")
-EARLY_STOPS = ("none", "fill", "run", "block", "late_fill")
+QUOTA, TIMESTEPS, BLOCK_TIMESTEPS, SHARES, THRESHOLD, FACTOR, BUDGET = range(len(RULES))
+PLANNED = ("quota", "timesteps", "block_timesteps", "shares")  # no confidence is asked for how many
+NAMES = {"rule": RULES, "confidence": commit_rules.CONFIDENCES, "early_stop": early_stops.KINDS}
 
 
 def _static(default):
@@ -32,36 +35,11 @@ def _static(default):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-    """Loop carry.
-
-    Attributes:
-      draft: (B, G) int32 newest draft of each token that is not committed, -1 for none.
-      late: (B, G) bool tokens that an EOS filled and that the next forward may still overwrite ("late_fill").
-      opened: (B,) int32 blocks open, the finished ones included.
-      step: (B,) int32 steps taken in the block.
-      age: (B,) int32 forwards since the last full pass, it included.
-      due: (B,) bool rows whose next forward refreshes the cache.
-      cache: of 2B rows with classifier-free guidance; None without a cache.
-    """
-
-    canvas: Canvas
-    draft: Array
-    late: Array
-    opened: Array
-    step: Array
-    age: Array
-    due: Array
-    done: Array
-    cache: Any
-    counts: Counts
-
-
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedDiffusion:
     """Denoising from masks.
+
+    Only block length, cache, `multi_block` and guidance are compiled in; rules and numbers are values of one program.
 
     Attributes:
       block_length: tokens of a block, decoded left to right (semi-autoregressive); 0 for one block, the answer.
@@ -71,13 +49,10 @@ class MaskedDiffusion:
         "block_timesteps": of the block (Fast-dLLM for Dream). "shares": what is left over the steps left, rounded
         (block diffusion). "threshold": all that reach `threshold`. "factor": Fast-dLLM's rule. "budget": all that
         reach `threshold`, and no more than equal shares of `steps` so far (Fast-dLLM for Dream without a cache).
-        The last four commit at least one token a forward.
+        The last three commit at least one token a forward.
       confidence: "probability" of the draft, "margin" to the second likeliest token, "entropy" or "random".
       cache: see `cache_policies`.
-      early_stop: what an EOS does. "none": nothing, the answer is filled. "fill": all after the first one becomes
-        EOS. "run": where committed tokens have no gap and end in `eos_run` EOS, the rest becomes EOS. "block": nothing
-        after the block that holds one is decoded. "late_fill": as "fill", but the tokens filled stay candidates for
-        one more forward, as d3LLM's released code has it.
+      early_stop: what an EOS does, see `early_stops`.
       first_token: the forward that opens a block commits its first token and nothing else (Fast-dLLM for Dream).
       steps: forwards for the whole answer, a multiple of the number of blocks; 0 takes one a token.
       eps: last time of "timesteps".
@@ -95,11 +70,11 @@ class MaskedDiffusion:
 
     block_length: int = _static(32)
     multi_block: bool = _static(False)
-    rule: str = _static("threshold")
-    confidence: str = _static("probability")
     cache: str = _static("none")
-    early_stop: str = _static("fill")
-    first_token: bool = _static(False)
+    rule: int | str = "threshold"
+    confidence: int | str = "probability"
+    early_stop: int | str = "fill"
+    first_token: int | bool = False
     steps: int = 0
     eps: float = 1e-3
     threshold: float = 0.9
@@ -116,12 +91,15 @@ class MaskedDiffusion:
     guided: bool | None = _static(None)
 
     def __post_init__(self):
-        for name, accepted in (("rule", RULES), ("confidence", commit_rules.CONFIDENCES),
-                               ("cache", cache_policies.POLICIES), ("early_stop", EARLY_STOPS)):
+        if self.guided is not None:  # resolved: names are numbers, checked before
+            return
+        for name, accepted in NAMES.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: accepted are {accepted}")
+        if self.cache not in cache_policies.POLICIES:
+            raise ValueError(f"cache = {self.cache!r}: accepted are {cache_policies.POLICIES}")
         check_number("block_length", self.block_length, 0, kind=int)
-        timed = self.rule in ("quota", "timesteps", "block_timesteps", "shares", "budget")
+        timed = self.rule in (*PLANNED, "budget")
         for wrong, why in (
             (self.cache in ("prefix", "dual", "free", "block") and not self.block_length,
              f"cache = {self.cache!r} works block by block: give a block_length, or take cache = 'prompt'"),
@@ -159,8 +137,8 @@ class MaskedDiffusion:
         if self.steps and self.rule in ("threshold", "factor"):
             raise ValueError(f"steps = {self.steps} has no effect with rule = {self.rule!r}: leave it at 0")
         if self.refresh_every and self.cache in ("none", "block"):
-            raise ValueError(f"refresh_every = {self.refresh_every} with cache = {self.cache!r}: there is nothing stale "
-                             "to refresh")
+            raise ValueError(f"refresh_every = {self.refresh_every} with cache = {self.cache!r}: nothing is stale there, "
+                             "leave it at 0")
 
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`."""
@@ -183,7 +161,10 @@ class MaskedDiffusion:
 
     def resolved(self) -> "MaskedDiffusion":
         """See `state.Decoder.resolved`."""
-        return dataclasses.replace(self, guided=bool(self.cfg_scale > 0)) if self.guided is None else self
+        if self.guided is not None:
+            return self
+        numbers = {name: accepted.index(getattr(self, name)) for name, accepted in NAMES.items()}
+        return dataclasses.replace(self, guided=self.cfg_scale > 0, **numbers)
 
     @property
     def needs_mask(self) -> bool:
@@ -199,49 +180,54 @@ class MaskedDiffusion:
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; only block diffusion runs the prompt by itself."""
+        if self.guided is None:
+            return self.resolved().init(score, request)
         B, G, P = request.batch, request.capacity, request.prompt_capacity
         canvas, counts, zero = Canvas.empty(request), Counts.zeros(B), jnp.zeros(B, jnp.int32)
-        copies, requests = self._copies(request)
-        cache = None if self.cache == "none" else score.init_cache(copies * B, P + G)
+        cache = None if self.cache == "none" else score.init_cache(self._copies * B, P + G)
         if self.cache == "block":
-            many = lambda x: jnp.concatenate([x] * copies)
+            many = lambda x: jnp.concatenate([x] * self._copies)
+            requests = window.unconditional(request) if self.guided else request
             _, cache = window.forward(
                 score, requests, many(canvas.tokens), cache, many(zero), requests.prompt_length,
-                jnp.zeros((copies * B, 1), jnp.int32), window.ranks(requests, self.block_length), (P,))
-            counts = counts.add(PREFILL, copies * request.prompt_length, request.max_new_tokens > 0)
+                jnp.zeros((self._copies * B, 1), jnp.int32), window.ranks(requests, self.block_length), (P,))
+            counts = counts.add(PREFILL, self._copies * request.prompt_length, request.max_new_tokens > 0)
         return State(
             canvas=canvas, draft=jnp.full((B, G), -1, jnp.int32), late=jnp.zeros((B, G), bool), opened=zero + 1,
             step=zero, age=zero, due=jnp.full(B, self.cache not in ("none", "block")),
             done=request.max_new_tokens <= 0, cache=cache, counts=counts)
 
-    def _copies(self, request: Request) -> tuple[int, Request]:
-        guided = self.resolved().guided
-        return (2, window.unconditional(request)) if guided else (1, request)
+    @property
+    def _copies(self) -> int:
+        return 2 if self.guided else 1
 
     def _logits(self, score, request, state, start, stop, wanted, length):
         """Returns the (B, C, V) logits of the wanted tokens, and the cache."""
-        copies, requests = self._copies(request)
-        many = lambda x: jnp.concatenate([x] * copies)
+        many = lambda x: jnp.concatenate([x] * self._copies)
+        requests = window.unconditional(request) if self.guided else request
         rank = window.ranks(requests, length if self.cache == "block" else 0)
         widths = cache_policies.widths(self.cache, request, length, self.multi_block, score.shift)
         hidden, cache = window.forward(
-            score, requests, many(state.canvas.tokens), state.cache, many(start), many(stop), many(wanted), rank, widths)
+            score, requests, many(state.canvas.tokens), state.cache, many(start), many(stop), many(wanted), rank,
+            widths)
         logits = score.head(hidden)
-        if copies == 2:
-            with_prompt, without = jnp.split(logits, 2)
-            logits = without + (self.cfg_scale + 1.0) * (with_prompt - without)
+        if self.guided:
+            conditional, free = jnp.split(logits, 2)
+            logits = free + (self.cfg_scale + 1.0) * (conditional - free)
         return logits, cache
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `state.Decoder.step`."""
+        if self.guided is None:
+            return self.resolved().step(score, request, state)
         s, B, G, L = state, request.batch, request.capacity, self._length(request.capacity)
-        live, limit = ~s.done, request.max_new_tokens
-        masked = self._masked(request, s.canvas)
+        live, limit, masked = ~s.done, request.max_new_tokens, early_stops.masked(request, s.canvas)
         block = _first(masked) // L  # the first unfinished one
-        opened = jnp.maximum(s.opened, block + 1)
+        opened, progress = jnp.maximum(s.opened, block + 1), schedules.progress(masked, limit, L)
         if self.multi_block:
-            done = schedules.progress(masked, limit, L)
-            opened = schedules.open_next(opened, done, self._ended(request, s), self.block_add_threshold)
+            filling = (self.early_stop == early_stops.FILL) | (self.early_stop == early_stops.LATE_FILL)
+            ended = filling & jnp.any(early_stops.found(request, s.canvas), axis=1)
+            opened = schedules.open_next(opened, progress, ended, self.block_add_threshold)
         begin, end = block * L, jnp.minimum(opened * L, limit)
 
         # forward
@@ -254,120 +240,71 @@ class MaskedDiffusion:
         if self.multi_block:
             wanted = jnp.broadcast_to(jnp.arange(G, dtype=jnp.int32), (B, G))
         logits, cache = self._logits(score, request, s, start, stop, wanted, L)
-        kind = jnp.where(due, REFRESH, DENOISE)
-        copies = self._copies(request)[0]
-        counts = s.counts.add(kind, copies * (stop - start), live)
+        counts = s.counts.add(jnp.where(due, REFRESH, DENOISE), self._copies * (stop - start), live)
 
         # draft
         keys = sampling.draw_keys(request.keys, s.counts.after_prefill(), wanted)
-        draws, ties = (jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(keys, i) for i in (0, 1))
+        draws, ties = (jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, use)))(keys) for use in (0, 1))
         answers = jnp.where(jnp.arange(logits.shape[-1]) == request.mask_id, -jnp.inf, logits)  # a mask is no answer
         token = sampling.sample(answers, draws, self.temperature, self.top_k, self.top_p)
         sure = commit_rules.confidence(logits, token, self.confidence, ties)
+        drafting = live & ~due if self.cache == "block" else live
+        at = lambda x: jnp.take_along_axis(x, jnp.minimum(wanted, G - 1), axis=1)
+        eligible = ((at(masked) & (wanted < end[:, None])) | at(s.late)) & drafting[:, None]
+        draft = s.draft.at[jnp.arange(B)[:, None], jnp.where(eligible, wanted, G)].set(token, mode="drop")
 
         # commit
-        at = lambda x: jnp.take_along_axis(x, jnp.minimum(wanted, G - 1), axis=1)
-        drafting = live & ~due if self.cache == "block" else live
-        eligible = ((at(masked) & (wanted < end[:, None])) | at(s.late)) & drafting[:, None]
         chosen, step = self._choose(request, s, masked, block, sure, ties, eligible)
         if self.multi_block:
-            chosen |= self._forced(chosen, eligible, sure, masked, done, opened, L)
+            chosen |= commit_rules.forced(
+                chosen, eligible, sure, masked, progress >= self.decoded_token_threshold, opened)
         canvas = s.canvas.commit(wanted, chosen, token, DRAFTED, counts.after_prefill())
-        canvas, late = self._stop_early(request, canvas, counts.after_prefill(), live)
-        row = jnp.arange(B)[:, None]
-        draft = s.draft.at[row, jnp.where(eligible, wanted, G)].set(token, mode="drop")
+        at_forward = jnp.where(s.late, s.canvas.committed_at, canvas.committed_at)
+        canvas, late = early_stops.fill(
+            self.early_stop, request, dataclasses.replace(canvas, committed_at=at_forward), self.eos_run,
+            counts.after_prefill(), live)
 
         # what is next
-        masked = self._masked(request, canvas)
-        done = s.done | ~jnp.any(masked, axis=1)
+        masked = early_stops.masked(request, canvas)
         moved = live & (_first(masked) // L != block)
-        if self.early_stop == "block":
-            inside = jnp.arange(G) < (block[:, None] + 1) * L
-            done |= moved & jnp.any((canvas.tokens == request.eos_id) & inside & (canvas.committed_at >= 0), axis=1)
+        inside = jnp.arange(G) < (begin + L)[:, None]
+        ended = moved & jnp.any(early_stops.found(request, canvas) & inside, axis=1)
         return State(
             canvas=canvas, draft=draft, late=late, opened=opened,
             step=jnp.where(moved, 0, jnp.where(drafting, step, s.step)), age=jnp.where(due, 1, s.age + 1),
-            due=moved & (self.cache in cache_policies.PER_BLOCK), done=done, cache=cache, counts=counts)
+            due=moved & (self.cache in cache_policies.PER_BLOCK),
+            done=s.done | ~jnp.any(masked, axis=1) | (ended & (self.early_stop == early_stops.BLOCK)),
+            cache=cache, counts=counts)
 
     def _choose(self, request, state, masked, block, sure, keys, eligible):
         """Returns the (B, C) candidates to commit, and the steps taken in the block then."""
-        L, limit, step = self._length(request.capacity), request.max_new_tokens, state.step
-        number = jnp.sum(eligible, axis=1)
-        if self.first_token:
-            opening = (step == 0)[:, None]
-            first = eligible & (jnp.cumsum(eligible, axis=1) == 1)
+        length, limit, step = self._length(request.capacity), request.max_new_tokens, state.step
+        here, left = jnp.sum(eligible, axis=1), jnp.sum(masked, axis=1)
         noise = jax.vmap(jax.vmap(jax.random.gumbel))(keys) * self.commit_temperature
         place = commit_rules.places(sure + noise, eligible)
-        steps, whole = schedules.block_steps(self.steps, limit, L)
-        left, after = jnp.sum(masked, axis=1), step + 1
-        if self.rule == "quota":
-            count = schedules.even(jnp.clip(limit - block * L, 1, L), steps, step)
-        elif self.rule == "timesteps":
-            count = schedules.by_time(left, whole, block * steps + step, self.eps)
-        elif self.rule == "block_timesteps":
-            count = schedules.by_time(number, steps, step, self.eps)
-        elif self.rule == "shares":
-            count, after = schedules.shares(number, steps, step)
-        elif self.rule == "factor":
-            count = commit_rules.by_factor(sure, place, eligible, self.factor)
-        else:
-            least = -self.threshold if self.confidence == "entropy" else self.threshold
-            count = commit_rules.above(sure, eligible, least)
-        if self.rule == "budget":
-            allowed = jnp.minimum(step + 1, whole) * limit // whole - (limit - left)
-            count = jnp.minimum(count, allowed)
-        if self.rule in ("threshold", "factor", "budget"):
-            count = jnp.maximum(count, 1)
-        else:
-            count = jnp.where(step >= steps - 1, number, count)  # a block's last step takes the rest
+
+        # as planned; a block's last step takes the rest
+        steps, whole = schedules.block_steps(self.steps, limit, length)
+        shares, after = schedules.shares(here, steps, step)
+        planned = jnp.select(
+            [self.rule == QUOTA, self.rule == TIMESTEPS, self.rule == BLOCK_TIMESTEPS],
+            [schedules.even(jnp.clip(limit - block * length, 1, length), steps, step),
+             schedules.by_time(left, whole, block * steps + step, self.eps),
+             schedules.by_time(here, steps, step, self.eps)], shares)
+        after = jnp.where(self.rule == SHARES, after, step + 1)
+        planned = jnp.where(after >= steps, here, planned)
+
+        # as sure; the surest always
+        nats = self.confidence == commit_rules.CONFIDENCES.index("entropy")
+        reach = commit_rules.above(sure, eligible, jnp.where(nats, -self.threshold, self.threshold))
+        allowed = jnp.minimum(step + 1, whole) * limit // whole - (limit - left)
+        seen = jnp.select([self.rule == FACTOR, self.rule == BUDGET],
+                          [commit_rules.by_factor(sure, place, eligible, self.factor), jnp.minimum(reach, allowed)],
+                          reach)
+        count = jnp.where(self.rule <= SHARES, planned, jnp.maximum(seen, 1))
         chosen = eligible & (place < count[:, None])
-        return (jnp.where(opening, first, chosen) if self.first_token else chosen), after
-
-    def _forced(self, chosen, eligible, sure, masked, done, opened, length):
-        """The surest token of the first unfinished block whose predecessor is far enough, if it got none."""
-        B, G = masked.shape
-        n = G // length
-        before = jnp.concatenate([jnp.ones((B, 1)), done[:, :-1]], axis=1)
-        split = lambda x: x.reshape(B, n, length)
-        ready = (before >= self.decoded_token_threshold) & (jnp.arange(n) < opened[:, None])
-        ready &= jnp.any(split(masked), axis=2)
-        target = (ready & (jnp.cumsum(ready, axis=1) == 1)) & ~jnp.any(split(chosen), axis=2)
-        inside = jnp.repeat(target, length, axis=1) & eligible
-        return inside & (commit_rules.places(sure, inside) == 0)
-
-    def _masked(self, request: Request, canvas: Canvas) -> Array:
-        """(B, G) tokens still to come."""
-        inside = jnp.arange(request.capacity) < request.max_new_tokens[:, None]
-        return inside & (canvas.committed_at < 0)
-
-    def _ended(self, request: Request, state: State) -> Array:
-        """(B,) rows that hold an EOS and fill what follows."""
-        found = jnp.any((state.canvas.tokens == request.eos_id) & (state.canvas.committed_at >= 0), axis=1)
-        return found & (self.early_stop in ("fill", "late_fill"))
-
-    def _stop_early(self, request, canvas, forward, live):
-        """Returns the canvas with EOS where the rule puts them, and the tokens that stay candidates."""
-        late = jnp.zeros(canvas.tokens.shape, bool)
-        if self.early_stop in ("none", "block"):
-            return canvas, late
-        masked, have = self._masked(request, canvas), canvas.committed_at >= 0
-        eos = have & (canvas.tokens == request.eos_id)
-        index = jnp.arange(request.capacity)
-        inside = index < request.max_new_tokens[:, None]
-        if self.early_stop == "run":
-            count = jnp.sum(have & inside, axis=1, keepdims=True)
-            tail = (index < count) & (index >= count - self.eos_run)
-            stop = (count >= self.eos_run) & (_first(masked)[:, None] == count)
-            fill = masked & stop & jnp.all(eos | ~tail, axis=1, keepdims=True)
-        else:
-            fill = inside & (jnp.cumsum(eos, axis=1) - eos > 0)
-            if self.early_stop == "late_fill":
-                fill &= jnp.any(masked, axis=1, keepdims=True)
-                late = fill & masked
-        fill &= live[:, None]
-        at = jnp.where(fill & masked, forward[:, None], canvas.committed_at)
-        origin = jnp.where(fill, DRAFTED, canvas.origin)
-        return Canvas(jnp.where(fill, request.eos_id, canvas.tokens), at, origin), late
+        opening = (jnp.asarray(self.first_token) > 0) & (step == 0)
+        return jnp.where(opening[:, None], eligible & (jnp.cumsum(eligible, axis=1) == 1), chosen), after
 
     def finish(self, request: Request, state: State) -> Canvas:
         """See `state.Decoder.finish`."""

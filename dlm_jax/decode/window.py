@@ -11,6 +11,7 @@ Letters: B batch, W queries, C wanted tokens, P prompt capacity, G canvas length
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +58,8 @@ def unconditional(request: Request) -> Request:
         max_new_tokens=twice(request.max_new_tokens))
 
 
-def forward(score: Scorer, request: Request, tokens: Array, cache, start: Array, stop: Array, wanted: Array, rank: Array,
-            widths: tuple[int, ...]):
+def forward(score: Scorer, request: Request, tokens: Array, cache: Any, start: Array, stop: Array, wanted: Array,
+            rank: Array, widths: tuple[int, ...]) -> tuple[Array, Any]:
     """Runs the tokens [start, stop) of every row and returns what predicts the wanted tokens.
 
     The body is compiled once for each width, and a forward takes the smallest that holds the longest window of the
