@@ -19,6 +19,8 @@ examples:
                           a seed for ReFusion training: the AR weights, and a mask token where there is none
   python -m launch.convert_weights to-orthrus Qwen/Qwen3-0.6B seeds/orthrus
                           a seed for Orthrus training: the AR model and a second set of attention weights, copied from it
+  python -m launch.convert_weights to-diffusion Qwen/Qwen3-0.6B seeds/llada --shift 0
+                          a seed for masked or block diffusion: the AR weights with every token seeing every other
   python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16
                           the newest checkpoint of a training run as a directory that transformers reads
   python -m launch.convert_weights to-orbax Qwen/Qwen3-0.6B seeds/orbax --dtype bfloat16
@@ -47,14 +49,20 @@ def parser() -> argparse.ArgumentParser:
     to_hf.add_argument("--tokenizer", metavar="DIR", help="directory whose tokenizer and further config fields are "
                        "kept; default SOURCE's own, where it has them")
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
-    for name, kind in (("to-refusion", "ReFusion"), ("to-orthrus", "Orthrus")):
-        seed = command(name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
+    seeds = {}
+    for name, kind in (("to-refusion", "ReFusion"), ("to-orthrus", "Orthrus"), ("to-diffusion", "masked-diffusion")):
+        seed = seeds[name] = command(name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
         seed.add_argument("--mask-id", type=int, metavar="ID",
                           help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the released "
                           "ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any id; one "
                           "beyond the vocabulary is added")
-    seed.add_argument("--block-size", type=int, default=32, metavar="N",
-                      help="tokens of a block that config.json names, the default of decoding (default: %(default)s)")
+    seeds["to-orthrus"].add_argument(
+        "--block-size", type=int, default=32, metavar="N",
+        help="tokens of a block that config.json names, the default of decoding (default: %(default)s)")
+    seeds["to-diffusion"].add_argument(
+        "--shift", type=int, choices=(0, 1), default=1,
+        help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as LLaDA's "
+        "do and block diffusion needs (default: %(default)s)")
     return result
 
 
@@ -90,12 +98,14 @@ def convert(args: argparse.Namespace) -> str:
             raise ValueError(f"cast needs --dtype, one of {', '.join(DTYPES)}")
         source = folders.resolve(args.source)
         config = folders.load_config(source)
-        if args.command in ("to-refusion", "to-orthrus"):
+        if args.command in ("to-refusion", "to-orthrus", "to-diffusion"):
             tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
         if args.command == "to-orthrus":
             if args.block_size < 2:
                 raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one masked")
             build.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
+        if args.command == "to-diffusion":
+            config = denoiser(config, args.shift)
         params = hf.load_params(source, config, dtype=args.dtype)
         if args.command == "to-orbax":
             orbax_params.save(args.out, config, params, tokenizer_from=source)
@@ -109,9 +119,28 @@ def convert(args: argparse.Namespace) -> str:
                 config, share = model.config.replace(block_size=args.block_size), build.parameter_shares(model)
                 made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the diffusion "
                         f"view, mask token id {mask_id}")
+            if args.command == "to-diffusion":
+                made += f", family {config.family}, shift {config.shift}"
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
             return made
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
+
+
+def denoiser(config: Any, shift: int) -> Any:
+    """Returns the configuration of the bidirectional model that has an autoregressive one's parameters.
+
+    Args:
+      config: `TransformerConfig` of the autoregressive model.
+      shift: of the result's outputs, 0 or 1.
+
+    Raises:
+      ValueError: a model that is not autoregressive.
+    """
+    families = {"qwen3": ("a2d-qwen3", "a2d-qwen3"), "qwen2": ("a2d-qwen2", "Dream")}
+    if config.family not in families:
+        raise ValueError(f"a {config.family} model is not autoregressive; accepted: {sorted(families)}")
+    made = config.replace(family=families[config.family][shift])
+    return made if made.shift == shift else made.replace(logit_shift=shift)
 
 
 def own_tokenizer(source: Path) -> Path | None:

@@ -12,6 +12,12 @@ Examples:
     python -m launch.convert_weights to-orthrus runs/seed/model seeds/orthrus --block-size 8
     python -m launch.train --config orthrus:tiny --init seeds/orthrus --data rows.jsonl --run-dir runs/orthrus
 
+    # or into a masked-diffusion model: Dream's way, LLaDA's (--shift 0, llada:tiny), or by blocks
+    python -m launch.convert_weights to-diffusion runs/seed/model seeds/diffusion
+    python -m launch.train --config dream:tiny --init seeds/diffusion --data rows.jsonl --run-dir runs/dream
+    python -m launch.convert_weights to-diffusion runs/seed/model seeds/blocks --shift 0
+    python -m launch.train --config block_diffusion:tiny --init seeds/blocks --data rows.jsonl --run-dir runs/blocks
+
     # stopped by ctrl-c, SIGTERM, a crash or kill -9: the same command and --resume continue bit for bit
     python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion --resume
 
@@ -111,7 +117,7 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
         known[name] = getattr(model.config, here)
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
     if "mask_id" in known and known["mask_id"] is None:
-        made = "to-orthrus" if objective.name == "orthrus" else "to-refusion"
+        made = {"refusion": "to-refusion", "orthrus": "to-orthrus"}.get(objective.name, "to-diffusion")
         raise ValueError("the model and its tokenizer have no mask token: add one with `python -m launch.convert_weights "
                          f"{made}`, or name its id with --set train.objective.mask_id=ID")
     objective = dataclasses.replace(objective, **known)

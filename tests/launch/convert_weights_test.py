@@ -143,6 +143,23 @@ def test_a_dual_model_holds_its_ar_model_twice_and_a_mask_token(seed, tmp_path, 
     assert "a orthrus model has two views already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("family, shift, made", [
+    ("qwen3", 0, "a2d-qwen3"), ("qwen3", 1, "a2d-qwen3"), ("qwen2", 0, "a2d-qwen2"), ("qwen2", 1, "Dream")])
+def test_a_diffusion_seed_has_the_weights_and_sees_everything(tmp_path, capsys, family, shift, made):
+    old = build.build(tiny_config(family, mask_token_id=96))
+    dlm_jax.save(tmp_path / "seed", old, random_params(old))
+    assert run("to-diffusion", tmp_path / "seed", tmp_path / "out", "--shift", shift) == 0
+    assert f"mask token id 96, family {made}, shift {shift}" in capsys.readouterr().out
+    model, params = dlm_jax.load(tmp_path / "out")
+    assert (model.config.family, model.config.shift, model.config.bidirectional) == (made, shift, True)
+    assert_identical(params, dlm_jax.load(tmp_path / "seed")[1])
+    tokens = np.arange(8)[None]
+    everything = dlm_jax.forward(old, params, tokens, visibility=np.ones((1, 8, 8), bool))
+    np.testing.assert_allclose(dlm_jax.forward(model, params, tokens), everything, atol=1e-5)
+    assert run("to-diffusion", tmp_path / "out", tmp_path / "again") == 2
+    assert f"a {made} model is not autoregressive; accepted: ['qwen2', 'qwen3']" in capsys.readouterr().err
+
+
 def test_a_run_in_two_dtypes_is_exported_in_that_of_its_embedding(tmp_path):
     model = build.build(tiny_config("orthrus", mask_token_id=96))
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), random_params(model))

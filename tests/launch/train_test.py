@@ -72,6 +72,30 @@ def test_a_seed_is_given_a_second_view_and_only_that_is_trained(rows, seed, tmp_
     assert {"kl", "agreement", "agreement_1", "agreement_2", "overlap", "accepted", "skipped_rows"} <= set(line)
 
 
+@pytest.mark.parametrize("config, shift", [("llada:tiny", 0), ("dream:tiny", 1), ("block_diffusion:tiny", 0)])
+def test_a_seed_is_turned_into_a_masked_diffusion_model(rows, seed, tmp_path, config, shift):
+    assert convert_weights.main(["to-diffusion", str(seed / "model"), str(tmp_path / "seed"), "--shift", str(shift)]) == 0
+    settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size"))]
+    assert launch(config, rows, tmp_path / "run", "--init", tmp_path / "seed", settings=settings) == 0
+    model, params = dlm_jax.load(tmp_path / "run" / "model")
+    assert (model.config.family, model.config.shift) == ("a2d-qwen3", shift)
+    assert model.config.block_size == (8 if config.startswith("block") else None)
+    raw = json.loads((tmp_path / "run" / "config.json").read_text())["train"]["objective"]
+    assert (raw["mask_id"], raw["eos_id"]) == (model.config.mask_token_id, model.config.eos_token_id)
+    before = dlm_jax.load(seed / "model")[1]
+    assert (np.asarray(params["embed"]) != np.asarray(before["embed"])).any()
+
+
+def test_llada_is_trained_from_scratch_and_a_causal_model_is_refused(rows, seed, tmp_path, capsys):
+    assert launch("llada:tiny", rows, tmp_path / "run") == 0
+    raw = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert (raw["model_type"], raw["n_layers"], raw["weight_tying"]) == ("llada", 1, False)
+    settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size"))]
+    assert launch("llada:tiny", rows, tmp_path / "other", "--init", seed / "model", settings=settings) == 2
+    assert "needs a bidirectional model" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("more, message", [
     ([], "has no model to make from scratch: give --init PATH"),
     (["--init", "SEED"], "has no diffusion view: make a dual model of it first"),
