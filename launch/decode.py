@@ -9,6 +9,9 @@ Examples:
     # the paper's settings for a benchmark (Table 7), one prompt a line on standard input, answers as JSON lines
     cat questions.txt | python -m launch.decode --model PATH --decoder refusion --preset gsm8k > answers.jsonl
 
+    # a diffusion model whose drafts a small autoregressive model, of the same tokenizer or another, accepts or rejects
+    python -m launch.decode --model PATH --decoder guided --guide Qwen/Qwen2.5-0.5B-Instruct --prompts questions.txt
+
     # a file of rows ({"question": ...}, {"query": ...}, {"messages": [...]} or {"prompt": ...}), in batches of 16
     python -m launch.decode --model PATH --decoder autoregressive --set temperature=0.7 --set top_p=0.9 \\
         --prompts rows.jsonl --batch-size 16 --output answers.jsonl
@@ -21,8 +24,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,10 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m launch.decode", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", metavar="PATH", help="Hugging Face directory or hub id (safetensors)")
-    p.add_argument("--decoder", default="autoregressive", help="decoder name (default: %(default)s)")
-    p.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE",
-                   help="hyperparameter of the decoder; may be repeated")
-    p.add_argument("--preset", metavar="NAME", help="settings of a benchmark in configs/refusion.py, e.g. gsm8k")
+    add_decoder(p)
     p.add_argument("--prompt", help="one prompt")
     p.add_argument("--prompts", metavar="FILE", help="prompts, one a line (.txt) or JSON rows (.jsonl, .json)")
     p.add_argument("--raw", action="store_true", help="use prompts as they are, without the chat template")
@@ -56,13 +58,31 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def add_decoder(p: argparse.ArgumentParser) -> None:
+    """Adds the options that choose a decoder, see `make_decoder` and `with_guide`."""
+    p.add_argument("--decoder", default="autoregressive", help="decoder name (default: %(default)s)")
+    p.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE",
+                   help="hyperparameter of the decoder; may be repeated")
+    p.add_argument("--preset", metavar="NAME", help="settings that a file of configs/ names, e.g. refusion:gsm8k")
+    p.add_argument("--guide", metavar="PATH", help="autoregressive model that judges the drafts of --decoder guided")
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Returns the settings under `DECODING` in the files of `configs`, as "file:name"."""
+    import configs
+
+    modules = (importlib.import_module(f"configs.{found.name}") for found in pkgutil.iter_modules(configs.__path__))
+    return {f"{module.__name__.split('.')[-1]}:{name}": values
+            for module in modules for name, values in getattr(module, "DECODING", {}).items()}
+
+
 def make_decoder(name: str, settings: list[str], preset: str | None = None) -> tuple[Any, int | None]:
     """Builds a decoder from names and "field=value" strings.
 
     Args:
       name: key of `dlm_jax.decode.DECODERS`.
       settings: overrides.
-      preset: benchmark of `configs.refusion.DECODING`, or None.
+      preset: one of `presets`, whose file need not be named where no other has the name; or None.
 
     Returns:
       The decoder, and the preset's generation length in tokens (None without one).
@@ -75,37 +95,62 @@ def make_decoder(name: str, settings: list[str], preset: str | None = None) -> t
     if name not in DECODERS:
         raise ValueError(f"decoder {name!r} is not known; accepted: {sorted(DECODERS)}")
     kind, values, length = DECODERS[name], {}, None
-    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     if preset is not None:
-        from configs.refusion import DECODING
-
-        if name != "refusion" or preset not in DECODING:
-            raise ValueError(f"preset {preset!r} is not known for decoder {name!r}; accepted with --decoder refusion: "
-                             f"{sorted(DECODING)}")
-        values = dict(DECODING[preset])
-        length = values.pop("max_new_tokens")
+        fitting = {full: found for full, found in presets().items() if found.keys() <= {*fields, "max_new_tokens"}}
+        chosen = [full for full in fitting if preset in (full, full.split(":")[1])]
+        if len(chosen) != 1:
+            raise ValueError(f"preset {preset!r} is not known for decoder {name!r}; accepted with it: "
+                             f"{sorted(fitting)}")
+        values = dict(fitting[chosen[0]])
+        length = values.pop("max_new_tokens", None)
     for setting in settings:
         field, equals, text = setting.partition("=")
-        if not equals or field not in defaults:
-            raise ValueError(f"--set {setting}: expected FIELD=VALUE with one of {sorted(defaults)}")
-        values[field] = _value(field, text, defaults[field])
+        if not equals or field not in fields:
+            raise ValueError(f"--set {setting}: expected FIELD=VALUE with one of {sorted(fields)}")
+        values[field] = _value(fields[field], text)
     return kind(**values), length
 
 
-def _value(field: str, text: str, default: Any) -> Any:
+def _value(field: dataclasses.Field, text: str) -> Any:
+    kind, *optional = field.type.split(" | ")
+    parse = {"int": int, "float": float, "str": str, "bool": lambda t: {"true": True, "1": True, "false": False,
+                                                                        "0": False}[t.lower()]}[kind]
     try:
-        if default is None and text.lower() == "none":
-            return None
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if isinstance(default, int):
-            return int(text)
-        if isinstance(default, float) or default is None:
-            return float(text)
-        return text
+        return None if optional and text.lower() == "none" else parse(text)
     except (ValueError, KeyError):
-        kind = type(default).__name__ if default is not None else "float or none"
-        raise ValueError(f"--set {field}={text}: expected a {kind}, as in {field}={default}") from None
+        kinds = " or ".join([kind, *map(str.lower, optional)])
+        raise ValueError(f"--set {field.name}={text}: expected a {kinds}, as in {field.name}={field.default}") from None
+
+
+def with_guide(model: Any, params: Any, tokenizer: Any, guide: str | None, dtype: Any = None) -> tuple[Any, Any]:
+    """Joins a drafter and its guide, whose tokenizers may differ, and says how much of a vocabulary they share.
+
+    Args:
+      model, params, tokenizer: the drafter's.
+      guide: directory or hub id; None leaves the drafter alone.
+      dtype: as in `dlm_jax.load`.
+
+    Returns:
+      The pair as one model, and its parameters.
+
+    Raises:
+      ValueError: a guide that cannot guide this drafter.
+    """
+    if guide is None:
+        return model, params
+    import dlm_jax
+    from dlm_jax.data import tokenizer as tokenizers
+    from dlm_jax.data import vocabulary_map
+    from dlm_jax.decode import guided_model
+    from dlm_jax.io import folders
+
+    guide_model, guide_params = dlm_jax.load(guide, dtype=dtype)
+    shared = vocabulary_map.build(
+        tokenizer, tokenizers.load(folders.resolve(guide)), draft_size=model.config.vocab_size,
+        guide_size=guide_model.config.vocab_size)
+    Console(stderr=True).print(f"the guide knows {shared.coverage():.1%} of the drafter's tokens")
+    return guided_model.join(model, params, guide_model, guide_params, shared)
 
 
 def read_prompts(options: argparse.Namespace, stdin: TextIO) -> list[list[dict[str, str]]]:
@@ -233,7 +278,8 @@ def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
     from dlm_jax.io import folders
 
     tokenizer = tokenizers.load(folders.resolve(options.model))
-    model, params = dlm_jax.load(options.model, dtype=None if options.dtype is None else jnp.dtype(options.dtype))
+    dtype = None if options.dtype is None else jnp.dtype(options.dtype)
+    model, params = with_guide(*dlm_jax.load(options.model, dtype=dtype), tokenizer, options.guide, dtype)
     encode = (lambda m: tokenizer(m[-1]["content"])["input_ids"]) if options.raw else (
         lambda m: tokenizers.encode_prompt(tokenizer, m))
     prompts = [encode(m) for m in messages]

@@ -7,9 +7,9 @@ Examples:
         --decoder refusion --set slot_size=8 --set block_length=16 --out runs/scores/refusion
 
     # a published checkpoint on GSM8K's test rows, with the paper's settings (Table 7); first on twenty of them
-    python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset gsm8k \\
+    python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset refusion:gsm8k \\
         --dtype bfloat16 --limit 20 --out runs/scores/look
-    python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset gsm8k \\
+    python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset refusion:gsm8k \\
         --dtype bfloat16 --out runs/scores/gsm8k
 
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
@@ -30,6 +30,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from launch.decode import add_decoder, make_decoder, with_guide
+
 FILES = ("results.json", "answers.jsonl", "report.html")
 
 
@@ -38,12 +40,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m launch.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", metavar="PATH", required=True, help="Hugging Face directory or hub id (safetensors)")
-    p.add_argument("--data", metavar="FILE", type=Path, required=True, help="questions and their answers (.jsonl, .json)")
+    p.add_argument("--data", metavar="FILE", type=Path, required=True,
+                   help="questions and their answers (.jsonl, .json)")
     p.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory for what is found")
-    p.add_argument("--decoder", default="autoregressive", help="decoder name (default: %(default)s)")
-    p.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE",
-                   help="hyperparameter of the decoder; may be repeated")
-    p.add_argument("--preset", metavar="NAME", help="settings of a benchmark in configs/refusion.py, e.g. gsm8k")
+    add_decoder(p)
     p.add_argument("--limit", type=int, metavar="N", help="ask the first N questions only")
     p.add_argument("--max-new-tokens", type=int, help="longest answer, tokens (default: the preset's, else 256)")
     p.add_argument("--batch-size", type=int, default=32, help="questions decoded at once (default: %(default)s)")
@@ -64,7 +64,6 @@ def run(options: argparse.Namespace) -> None:
       ValueError: bad input, named, before the model is read where that can be.
     """
     from dlm_jax.data import sources
-    from launch.decode import make_decoder
 
     decoder, length = make_decoder(options.decoder, options.settings, options.preset)
     decoder.check()
@@ -86,7 +85,8 @@ def run(options: argparse.Namespace) -> None:
     from dlm_jax.io import folders
 
     tokenizer = tokenizers.load(folders.resolve(options.model))
-    model, params = dlm_jax.load(options.model, dtype=None if options.dtype is None else jnp.dtype(options.dtype))
+    dtype = None if options.dtype is None else jnp.dtype(options.dtype)
+    model, params = with_guide(*dlm_jax.load(options.model, dtype=dtype), tokenizer, options.guide, dtype)
     task = tasks.task_of(options.data.name, rows)
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
@@ -104,7 +104,8 @@ def run(options: argparse.Namespace) -> None:
         "examples": [{"question": a.question, "expected": a.expected,
                       "answers": [{"system": options.decoder, "text": a.text, "right": a.right}]}
                      for a in sorted(answers, key=lambda a: a.right)[:4]],
-        "facts": [["Model", str(options.model)], ["Rows", str(options.data)], ["Longest answer", f"{room} tokens"],
+        "facts": [["Model", str(options.model)], ["Guide", options.guide or "none"], ["Rows", str(options.data)],
+                  ["Longest answer", f"{room} tokens"],
                   ["Decoder", ", ".join(f"{k} {v}" for k, v in row["decoder"].items())],
                   ["Software", f"jax {jax.__version__} on {jax.device_count()} × {jax.default_backend()}"],
                   ["Seed", str(options.seed)]],
@@ -116,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
     results_file.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     report.write(page, results)
     Console().print(report.table(results["systems"]))
-    console.print(f"{row['correct']} of {row['questions']} right by {task.metric}; {options.out} holds {', '.join(FILES)}")
+    console.print(f"{row['correct']} of {len(rows)} right by {task.metric}; {options.out} holds {', '.join(FILES)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,15 @@
 """What a terminal and a browser show of a run.
 
-The page has a table, curves, accuracy against tokens per forward, and a replay in one self-contained file: it is `report_template.html` with the results put in as JSON. It fetches nothing.
+The page has a table, curves, accuracy against tokens per forward, and a replay in one self-contained file: it is
+`report_template.html` with the results put in as JSON. It fetches nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from importlib import resources
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,11 @@ def table(systems: Sequence[dict[str, Any]]) -> Table:
         "accepted / verification": ("tokens_per_verification", count(2)),
         "lossless": ("lossless", lambda value: f"{100 * value:.1f} %"),
     }
-    filled = {title: column for title, column in columns.items() if any(row.get(column[0]) is not None for row in systems)}
+    filled = lambda name: any(row.get(name) is not None for row in systems)
+    used = {title: column for title, column in columns.items() if filled(column[0])}
     made = Table("system")
-    for title in filled:
+    for title in used:
         made.add_column(title, justify="right")
     for row in systems:
-        made.add_row(row["name"], *("-" if row.get(name) is None else text(row[name]) for name, text in filled.values()))
+        made.add_row(row["name"], *("-" if row.get(name) is None else text(row[name]) for name, text in used.values()))
     return made

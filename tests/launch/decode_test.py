@@ -136,6 +136,7 @@ def test_a_preset_is_the_papers_table():
     decoder, length = decode.make_decoder("refusion", ["temperature=0.5"], "gsm8k")
     assert (decoder.slot_size, decoder.block_length, decoder.slot_threshold, length) == (16, 64, 0.7, 512)
     assert decoder.temperature == 0.5
+    assert decode.make_decoder("refusion", ["temperature=0.5"], "refusion:gsm8k") == (decoder, length)
     settings = ["token_threshold=0.3", "token_threshold=None"]
     assert decode.make_decoder("refusion", settings)[0].token_threshold is None
 
@@ -178,9 +179,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
 @pytest.mark.parametrize("arguments, message", [
     ([], "--model is missing"),
     (["--model", "nowhere/at all"], "nowhere"),
-    (["--model", "FOLDER", "--decoder", "magic"], "accepted: ['autoregressive', 'refusion']"),
+    (["--model", "FOLDER", "--decoder", "magic"], "accepted: ['autoregressive', "),
     (["--model", "FOLDER", "--set", "slots=3"], "expected FIELD=VALUE with one of"),
-    (["--model", "FOLDER", "--set", "top_k=many"], "expected a int"),
+    (["--model", "FOLDER", "--set", "top_k=many"], "expected a int, as in top_k=0"),
     (["--model", "FOLDER", "--decoder", "refusion", "--set", "slot_size=5"], "not a multiple of slot_size"),
     (["--model", "FOLDER", "--decoder", "refusion", "--preset", "chess"], "humaneval"),
     (["--model", "FOLDER", "--prompt", "a", "--prompts", "b"], "exclude each other"),
