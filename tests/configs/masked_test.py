@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import configs
-from configs import dream, flashdlm, llada
+from configs import block_diffusion, dream, fast_dllm, flashdlm, llada
+from dlm_jax.decode.guided import Guided
+from dlm_jax.decode.masked import MaskedDiffusion
 from dlm_jax.models import build
 from tests.conftest import ROOT
 
@@ -63,3 +66,13 @@ def test_the_prompts_are_the_papers():
     for name, prompt in flashdlm.PROMPTS.items():
         assert prompt.count("{question}") == 1, name
         assert plain(prompt.removesuffix("\n\n{question}")) in text, name
+
+
+@pytest.mark.parametrize("module", [llada, dream, fast_dllm, flashdlm, block_diffusion], ids=lambda m: m.__name__)
+def test_decoding_settings_suit_a_decoder(module):
+    for settings in module.DECODING.values():
+        kind = Guided if "verify_batch_size" in settings else MaskedDiffusion
+        decoder = kind(**{name: value for name, value in settings.items() if name != "max_new_tokens"})
+        decoder.check()
+        if kind is MaskedDiffusion:
+            decoder.check_limits(np.asarray([settings["max_new_tokens"]]))
