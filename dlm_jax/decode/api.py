@@ -151,12 +151,15 @@ def _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id):
         if value is not None and not 0 <= value < config.vocab_size:
             raise ValueError(f"{name} = {value} lies outside the vocabulary of {config.vocab_size} ids")
     decoder.check()
+    decoder.check_model(config)
     if getattr(decoder, "needs_mask", False):
         if mask_id is None:
             raise ValueError(f"{type(decoder).__name__} drafts from a mask token and the model's config names none: "
                              "pass mask_id, or convert the checkpoint (launch.convert_weights adds one)")
-        if mask_id == eos_id:
+        if mask_id == eos_id and decoder.needs_mask != "input":
             raise ValueError(f"mask_id = eos_id = {mask_id}: the mask must be a token of its own")
+    if hasattr(decoder, "check_rows"):
+        decoder.check_rows(prompts, np.broadcast_to(limits, len(prompts)), mask_id)
     return eos_id, mask_id, decoder.generation_capacity(bucket(int(limits.max())))
 
 
@@ -306,13 +309,14 @@ def _events(model, params, decoder, request, rows) -> Iterator[Event]:
             changed = now["forwards"][row] - before["forwards"][row]
             if not changed.any():
                 continue
-            event = functools.partial(Event, int(after_prefill[row]), KINDS[int(changed.argmax())], row)
+            kinds = [KINDS[kind] for kind in np.flatnonzero(changed)]  # in a round of two, a draft and its verification
+            event = lambda kind, *rest: Event(int(after_prefill[row]), kind, row, *rest)
             fresh = np.flatnonzero((now["at"][row] >= 0) & (before["at"][row] < 0))
             drafted = np.flatnonzero((now["drafts"][row] >= 0) & (now["drafts"][row] != before["drafts"][row]))
             if drafted.size:
-                yield event(drafted.tolist(), now["drafts"][row, drafted].tolist(), False,
+                yield event(kinds[0], drafted.tolist(), now["drafts"][row, drafted].tolist(), False,
                             ["drafted"] * drafted.size)
             if fresh.size:
-                yield event(fresh.tolist(), now["tokens"][row, fresh].tolist(), True,
+                yield event(kinds[-1], fresh.tolist(), now["tokens"][row, fresh].tolist(), True,
                             [ORIGINS[int(o)] for o in now["origin"][row, fresh]])
         before = now

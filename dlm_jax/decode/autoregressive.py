@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax import Array
 
 from dlm_jax.decode import sampling
 from dlm_jax.decode.ledger import DECODE, Counts
-from dlm_jax.decode.state import AUTOREGRESSIVE, Canvas, Request, check_number, prefill
+from dlm_jax.decode.state import AUTOREGRESSIVE, Canvas, Request, check_attention, check_number, prefill
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
 from dlm_jax.types import Scorer
@@ -49,6 +50,10 @@ class Autoregressive:
         check_number("temperature", self.temperature, 0)
         check_number("top_k", self.top_k, 0, kind=int)
         check_number("top_p", self.top_p, 1e-6, 1)
+
+    def check_model(self, config: Any) -> None:
+        """See `state.Decoder.check_model`."""
+        check_attention(self, config, bidirectional=False)
 
     def resolved(self) -> "Autoregressive":
         """See `state.Decoder.resolved`."""

@@ -95,6 +95,7 @@ def python_loop(score: Any, decoder: Decoder, request: Request) -> Any:
     Returns:
       The final state.
     """
+    decoder = decoder.resolved()
     state = decoder.init(score, request)
     while not bool(jnp.all(state.done)):
         state = decoder.step(score, request, state)

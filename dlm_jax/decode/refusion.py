@@ -13,6 +13,7 @@ Source: "ReFusion", Sec. 4.2, A.2, B.1, C.2, C.5, Table 4.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ from dlm_jax.decode import refusion_rules as rules
 from dlm_jax.decode import sampling
 from dlm_jax.decode.refusion_state import (
     COMMITTED, FRESH, INFILL_MANY, INFILL_ONE, JUDGE, KIND, PLAN, RECOMPUTE, REDRAFT, REJUDGE, Queries, State)
-from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_number, prefill
+from dlm_jax.decode.state import (
+    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 from dlm_jax.types import Scorer
 
@@ -90,6 +92,10 @@ class ReFusion:
             check_number("token_threshold", self.token_threshold, 0, 1)
         check_number("temperature", self.temperature, 0)
         check_number("slots_per_round", self.slots_per_round, 1, kind=int)
+
+    def check_model(self, config: Any) -> None:
+        """See `state.Decoder.check_model`."""
+        check_attention(self, config, bidirectional=False)
 
     def resolved(self) -> "ReFusion":
         """See `state.Decoder.resolved`."""

@@ -46,6 +46,42 @@ def _from(logits: Array, enough) -> Array:
     return jnp.where(ordered >= threshold[..., None], logits, -jnp.inf)
 
 
+def scaled(
+    logits: Array, temperature: Array | float, top_k: Array | int | None = None, top_p: Array | float | None = None
+) -> Array:
+    """Returns the logits of the distribution that is sampled from; removed tokens have -inf.
+
+    Args:
+      logits: (..., V) float32.
+      temperature: () float32 above 0, unitless.
+      top_k: () int32 or None (not used); 0 is off.
+      top_p: () float32 or None (not used); 1 is off.
+
+    Returns:
+      (..., V) float32.
+    """
+    logits = logits / jnp.maximum(temperature, 1e-6)
+    if top_k is None and top_p is None:
+        return logits
+    k, p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
+    off = (jnp.asarray(k) <= 0) & (jnp.asarray(p) >= 1.0)
+    return jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), logits)
+
+
+def draw(logits: Array, keys: Array) -> Array:
+    """Draws a token per position from softmax(logits).
+
+    Args:
+      logits: (B, T, V) float32, -inf where never drawn.
+      keys: (B, T) PRNG keys, one a draw.
+
+    Returns:
+      (B, T) int32 token ids.
+    """
+    gumbel = lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+    return jnp.argmax(logits + jax.vmap(jax.vmap(gumbel))(keys), axis=-1).astype(jnp.int32)
+
+
 def sample(
     logits: Array,
     keys: Array,
@@ -69,17 +105,8 @@ def sample(
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-    def draw():
-        scaled = logits / jnp.maximum(temperature, 1e-6)
-        if top_k is not None or top_p is not None:
-            k, p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
-            off = (jnp.asarray(k) <= 0) & (jnp.asarray(p) >= 1.0)
-            scaled = jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), scaled)
-        gumbel = lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
-        noise = jax.vmap(jax.vmap(gumbel))(keys)
-        return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
-
-    return jax.lax.cond(jnp.asarray(temperature) > 0, draw, lambda: greedy)
+    return jax.lax.cond(
+        jnp.asarray(temperature) > 0, lambda: draw(scaled(logits, temperature, top_k, top_p), keys), lambda: greedy)
 
 
 def draw_keys(keys: Array, forward: Array, index: Array) -> Array:

@@ -105,13 +105,16 @@ class Canvas:
 class Decoder(Protocol):
     """A decoding procedure: a frozen dataclass of its paper's hyperparameters.
 
-    `init` prefills, `step` runs one model forward for every row that is not done, and the state carries at
-    least `canvas`, `counts` and `done` (B,). The compiled loop, the streaming loop and the plain Python loop are
-    all made from the same `step`.
+    `init` prefills, `step` runs one round for every row that is not done (one forward; a draft and its
+    verification are two), and the state carries at least `canvas`, `counts` and `done` (B,). The compiled loop, the
+    streaming loop and the plain Python loop are all made from the same `step`.
     """
 
     def check(self) -> None:
         """Raises ValueError for hyperparameters that make no sense."""
+
+    def check_model(self, config: Any) -> None:
+        """Raises ValueError for a model that the procedure is not made for."""
 
     def resolved(self) -> "Decoder":
         """Returns the decoder with values in place of None, so that equal hyperparameters compile alike."""
@@ -123,13 +126,13 @@ class Decoder(Protocol):
         """Returns the state after prefill."""
 
     def step(self, score: Scorer, request: Request, state: Any) -> Any:
-        """Returns the state one forward later."""
+        """Returns the state one round later."""
 
     def finish(self, request: Request, state: Any) -> Canvas:
         """Returns the canvas to be read as the answer."""
 
     def provisional(self, state: Any) -> tuple[Array, Array]:
-        """Returns (B, G) tokens and a (B, G) bool mask of drafts that are shown but not committed."""
+        """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
 
 
 def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, Counts]:
@@ -151,6 +154,26 @@ def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, C
     active = request.max_new_tokens > 0
     counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, active)
     return last, kv_cache.grow(cache, P + request.capacity), counts
+
+
+def check_attention(decoder: Decoder, config: Any, bidirectional: bool) -> None:
+    """Raises ValueError unless a model's attention is what a decoder needs.
+
+    Args:
+      decoder: named in the message.
+      config: of the model.
+      bidirectional: what the decoder needs.
+    """
+    if config.bidirectional == bidirectional:
+        return
+    if bidirectional:
+        fix = ("decode it with Autoregressive, or make a masked-diffusion model of it "
+               "(launch.convert_weights to-diffusion) and train that")
+    else:
+        fix = "decode it with a masked-diffusion decoder (MaskedDiffusion)"
+    kinds = {True: "bidirectional", False: "causal"}
+    raise ValueError(f"{type(decoder).__name__} needs a {kinds[bidirectional]} model, this {config.family} one is "
+                     f"{kinds[config.bidirectional]}: {fix}")
 
 
 def check_number(name: str, value: float, least: float, most: float = float("inf"), kind: type = float) -> None:

@@ -80,6 +80,10 @@ def _check_stored(
             problems.append(f"{name} is {stored[name].dtype}, expected floats (quantised weights are not supported)")
     if problems:
         more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
+        if any("_diff." in name for name in stored) != config.dual:
+            more += (". The weights are those of an autoregressive model; launch.convert_weights to-orthrus makes a "
+                     "dual-view model of one" if config.dual else
+                     ". The weights are those of a dual-view model: its model_type is \"orthrus\"")
         raise ValueError(f"{path} does not fit its {config.family} config.json: {'; '.join(problems[:8])}{more}")
 
 

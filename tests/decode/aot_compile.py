@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 import configs
-from dlm_jax.decode import Autoregressive, ReFusion, loop
+from dlm_jax.decode import Autoregressive, Orthrus, ReFusion, loop
 from dlm_jax.decode.state import Request
 from dlm_jax.models import build
 from dlm_jax.train import sharding
@@ -32,7 +32,8 @@ def main(topology: str, decoder: str, batch: int = 8, prompt: int = 1024, capaci
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=len(devices)), devices)
-    model = build.build(configs.load("refusion:qwen3_8b", ["train.objective.mask_id=151669"]).model)
+    config = configs.load("refusion:qwen3_8b", ["train.objective.mask_id=151669"]).model
+    model = build.build(config.replace(family="orthrus") if decoder == "orthrus" else config)
     params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=s),
                           build.abstract_params(model), sharding.params(model, mesh))
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -40,7 +41,8 @@ def main(topology: str, decoder: str, batch: int = 8, prompt: int = 1024, capaci
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     request = Request(array((batch, prompt)), array((batch,)), array((batch,)), array(()), array(()),
                       jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=everywhere), capacity)
-    chosen = {"autoregressive": Autoregressive(), "refusion": ReFusion(slot_size=16, block_length=64)}[decoder]
+    chosen = {"autoregressive": Autoregressive(), "refusion": ReFusion(slot_size=16, block_length=64),
+              "orthrus": Orthrus(block_size=32)}[decoder]
     chosen = jax.tree.map(lambda x: array((), jnp.asarray(x).dtype), chosen)
     arguments, report = (params, chosen, request), {"chips": len(devices)}
     for which in ("init", "loop"):

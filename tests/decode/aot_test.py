@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install '.[aot]'")
-@pytest.mark.parametrize("decoder", ["autoregressive", "refusion"])
+@pytest.mark.parametrize("decoder", ["autoregressive", "refusion", "orthrus"])
 def test_8b_decoding_compiles_for_8_chips_in_place(decoder):
     done = subprocess.run([sys.executable, "-m", "tests.decode.aot_compile", "v6e:2x4", decoder], cwd=ROOT,
                           env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.decode import Autoregressive, ReFusion, api, generate, loop, stream
+from dlm_jax.decode import Autoregressive, Orthrus, ReFusion, api, generate, loop, stream
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 
@@ -15,9 +15,9 @@ V, MASK, EOS = 64, 63, 1
 
 
 def peaked(seed: int, **changes):
-    """A random model whose confidences spread over (0, 1), so that every branch of a decoder is walked."""
+    """A random dual model whose confidences spread over (0, 1), so that every branch of a decoder is walked."""
     config = TransformerConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        family="orthrus", vocab_size=V, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
         rope_theta=1e4, initializer_range=0.35, max_position_embeddings=512, eos_token_id=EOS, mask_token_id=MASK,
         **changes)
     model = build.build(config)
@@ -44,6 +44,8 @@ DECODERS = {
     "refusion_recompute": ReFusion(slot_size=4, block_length=16, slot_threshold=0.2, kv="recompute"),
     "refusion_fixed": ReFusion(slot_size=4, block_length=16, confidence_aware=False, slots_per_round=2),
     "refusion_sampled": ReFusion(slot_size=4, block_length=16, slot_threshold=0.2, temperature=0.7),
+    "orthrus": Orthrus(block_size=4),
+    "orthrus_sampled": Orthrus(block_size=3, temperature=0.9, top_k=20, top_p=0.95),
 }
 
 
@@ -70,7 +72,7 @@ def test_streaming_equals_the_compiled_loop(network, name):
     np.testing.assert_array_equal(forwards, compiled.ledger.after_prefill())
 
 
-@pytest.mark.parametrize("name", ["greedy", pytest.param("refusion", marks=pytest.mark.slow),
+@pytest.mark.parametrize("name", ["greedy", "orthrus", pytest.param("refusion", marks=pytest.mark.slow),
                                   pytest.param("refusion_compat", marks=pytest.mark.slow)])
 def test_compiled_loop_equals_the_python_loop(network, name):
     model, params = network

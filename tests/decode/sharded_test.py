@@ -10,7 +10,7 @@ from dlm_jax.train.config import MeshConfig
 from tests.decode.decode_test import DECODERS, peaked, prompts
 
 
-@pytest.mark.parametrize("name", ["greedy", "refusion"])
+@pytest.mark.parametrize("name", ["greedy", "refusion", "orthrus"])
 def test_eight_devices_decode_as_one(name):
     if jax.device_count() < 8:
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")

@@ -42,8 +42,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
-    from tests.oracle import kernels, masked
+    from tests.oracle import kernels, masked, orthrus
 
+    if orthrus.is_orthrus(facts):
+        return orthrus.run
     if masked.is_masked(cases):
         return masked.run
     if kernels.is_flare(folder):

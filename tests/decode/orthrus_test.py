@@ -1,0 +1,176 @@
+"""Orthrus: greedy answers are the AR view's own, sampled ones are distributed as its own, and nothing is wasted."""
+
+import numpy as np
+import pytest
+
+import jax
+import jax.numpy as jnp
+from dlm_jax.decode import Autoregressive, Orthrus, api, generate, orthrus, stream
+from dlm_jax.decode.state import DRAFTED
+from dlm_jax.models import build
+from tests.conftest import random_params, tiny_config
+from tests.decode import dual_models
+from tests.decode.dual_models import EOS
+
+NETWORKS = {"trained": dual_models.trained, "untrained": dual_models.untrained}
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("block_size, batch_size", [
+    (8, 5), (3, 5), pytest.param(2, 5, marks=SLOW), pytest.param(32, 5, marks=SLOW), (8, 1),
+    *(pytest.param(K, 1, marks=SLOW) for K in (2, 3, 32))])
+def test_greedy_answers_are_the_autoregressive_ones(network, block_size, batch_size):
+    model, params = NETWORKS[network]()
+    rows = dual_models.prompts(7, 200)
+    options = dict(max_new_tokens=[5 + i % 20 for i in range(200)], batch_size=batch_size)
+    plain = generate(model, params, rows, Autoregressive(), **options)
+    ours = generate(model, params, rows, Orthrus(block_size=block_size), **options)
+    for row, (a, b) in enumerate(zip(ours.tokens, plain.tokens)):
+        np.testing.assert_array_equal(a, b, err_msg=f"prompt {row}")
+    drafted = [o[: len(t)] for o, t in zip(ours.origin, ours.tokens)]
+    share = sum((o == DRAFTED).sum() for o in drafted) / sum(map(len, drafted))
+    # a draft is kept at all, and a trained view earns its keep; both ways of ending a row occurred
+    assert share > (0.4 if network == "trained" and block_size > 2 else 0.0)
+    if network == "trained" and block_size > 2:
+        assert sum(t[-1] == EOS and o[len(t) - 1] == DRAFTED for t, o in zip(ours.tokens, ours.origin)) > 5
+        assert sum(t[-1] != EOS for t in ours.tokens) > 5
+        if block_size == 8:
+            assert ours.ledger.tokens_per_forward() > 1.2 * plain.ledger.tokens_per_forward()
+
+
+def test_the_ledger_counts_both_views():
+    model, params = dual_models.trained()
+    rows = dual_models.prompts(3, 6)
+    out = generate(model, params, rows, Orthrus(block_size=4), max_new_tokens=11)
+    np.testing.assert_array_equal(out.ledger.forwards["draft"], out.ledger.forwards["verify"])
+    for row, tokens in enumerate(out.tokens):
+        at = out.committed_at[row, : len(tokens)]
+        # every verification commits at least its own token, and a round ends on an even forward
+        assert set(at.tolist()) == {0, *range(2, int(at.max()) + 1, 2)}
+        # a block covers the newest token and what the request leaves room for
+        starts = [int(np.argmax(at == forward)) for forward in sorted(set(at.tolist()) - {0})]
+        assert out.ledger.positions["draft"][row] == sum(min(4, 11 - start + 1) for start in starts)
+
+
+def test_the_cache_is_the_autoregressive_one():
+    model, params = dual_models.untrained()
+    request = api.make_request([[5, 6, 7]], max_new_tokens=9, capacity=16, eos_id=EOS, mask_id=31)
+    sizes = [jax.tree.map(jnp.shape, decoder.init(model.scorer(params), request).cache)
+             for decoder in (Autoregressive(), Orthrus(block_size=8))]
+    assert sizes[0] == sizes[1], "drafts stand where their verification will"
+
+
+def test_drafts_are_streamed_before_their_verification():
+    model, params = dual_models.trained()
+    events = list(stream(model, params, [2, 3, 4], Orthrus(block_size=4), max_new_tokens=8))
+    kinds = [(event.kind, event.committed) for event in events]
+    assert kinds[0] == ("prefill", True) and set(kinds[1:]) == {("draft", False), ("verify", True)}
+    assert len(events[1].tokens) == 3 and events[1].positions == [1, 2, 3]
+
+
+def test_unrolled_layers_and_a_block_longer_than_the_answer():
+    model, params = dual_models.trained()
+    rows = dual_models.prompts(11, 4)
+    plain = generate(model, params, rows, Autoregressive(), max_new_tokens=[1, 2, 3, 6])
+    for network in ((model, params), build.unroll(model, params)):
+        ours = generate(*network, rows, Orthrus(block_size=16), max_new_tokens=[1, 2, 3, 6])
+        for a, b in zip(ours.tokens, plain.tokens):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("decoder, family, message", [
+    (Orthrus(block_size=1), "orthrus", "block_size = 1"),
+    (Orthrus(block_size=4.0), "orthrus", "block_size = 4.0.*an int"),
+    (Orthrus(temperature=-1.0), "orthrus", "temperature = -1.0"),
+    (Orthrus(), "qwen3", "qwen3 model has one.*to-orthrus"),
+    (Orthrus(), "llada", "needs a causal model"),
+])
+def test_bad_input_is_named(decoder, family, message):
+    model = build.build(tiny_config(family, mask_token_id=96))
+    with pytest.raises(ValueError, match=message):
+        generate(model, {}, [[3, 4]], decoder, max_new_tokens=4)
+
+
+def test_a_vocabulary_without_a_mask_is_refused():
+    model = build.build(tiny_config("orthrus"))
+    with pytest.raises(ValueError, match="names none: pass mask_id"):
+        generate(model, {}, [[3, 4]], Orthrus(), max_new_tokens=4)
+
+
+# ---- sampling --------------------------------------------------------------------------------------------------
+
+SMALL, FIRST, SAMPLES = 6, 3, 51_200  # ids, tokens whose joint distribution is compared, rows
+
+
+def small():
+    """A dual model over 6 ids, whose views disagree."""
+    model = build.build(tiny_config("orthrus", vocab_size=SMALL, hidden_size=16, intermediate_size=24, num_layers=1,
+                                    num_heads=2, num_kv_heads=1, head_dim=8, bos_token_id=None, pad_token_id=None,
+                                    eos_token_id=None, mask_token_id=SMALL - 1))
+    return model, random_params(model, seed=3, scale=0.6)
+
+
+def exact_joint(model, params, prompt, **controls):
+    """Returns the probability of every triple of first tokens, from full forwards over all of them."""
+    from dlm_jax.decode import sampling
+
+    triples = np.stack(np.meshgrid(*[np.arange(SMALL)] * FIRST, indexing="ij"), -1).reshape(-1, FIRST)
+    rows = jnp.asarray(np.concatenate([np.tile(prompt, (len(triples), 1)), triples], axis=1), jnp.int32)
+    logits = build.scorer(model, params)(rows)[:, len(prompt) - 1 : -1]
+    chance = np.asarray(jax.nn.softmax(sampling.scaled(logits, **controls), axis=-1), np.float64)
+    return np.prod(np.take_along_axis(chance, triples[..., None], -1)[..., 0], axis=1)
+
+
+def p_value(tokens: np.ndarray, joint: np.ndarray) -> float:
+    """Chi-square of counted triples against their probabilities; rare triples share a cell."""
+    from scipy import stats
+
+    counts = np.bincount(tokens @ SMALL ** np.arange(FIRST)[::-1], minlength=SMALL**FIRST)
+    expected = joint * len(tokens)
+    rare = expected < 5
+    assert counts[joint == 0].sum() == 0, "a token that truncation removed was drawn"
+    pool = lambda x: np.append(x[~rare], x[rare].sum()) if expected[rare].sum() > 0 else x[~rare]
+    observed, expected = pool(counts), pool(expected)
+    return float(stats.chi2.sf(np.sum((observed - expected) ** 2 / expected), len(observed) - 1))
+
+
+def draw(decoder):
+    model, params = small()
+    out = generate(model, params, [[0, 2, 3]] * SAMPLES, decoder, max_new_tokens=FIRST + 1, seed=11, batch_size=12_800)
+    return np.stack([tokens[:FIRST] for tokens in out.tokens])
+
+
+CONTROLS = [dict(temperature=1.0, top_k=0, top_p=1.0), dict(temperature=0.7, top_k=5, top_p=0.9)]
+
+
+@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("decoder", [Autoregressive, lambda **c: Orthrus(block_size=3, **c)], ids=["ar", "orthrus"])
+def test_samples_are_distributed_as_the_model_says(decoder, controls):
+    joint = exact_joint(*small(), [0, 2, 3], **controls)
+    assert joint.sum() == pytest.approx(1, abs=1e-5)
+    assert p_value(draw(decoder(**controls)), joint) > 0.01
+
+
+BROKEN = {  # each is a rule that someone might write
+    "keeps every draft": lambda drafts, q, p, survives, choice: (jnp.ones_like(survives), choice),
+    "corrects from p instead of max(p - q, 0)": lambda drafts, q, p, survives, choice: (
+        survives, orthrus.sampling.draw(p, jax.vmap(jax.vmap(jax.random.key))(choice * 7919 + drafts.sum()))),
+    "keeps a draft when p > q only": lambda drafts, q, p, survives, choice: (
+        survives & (jnp.take_along_axis(p[:, :-1] - q, drafts[..., None], -1)[..., 0] > 0), choice),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_acceptance_rule_is_caught(name, monkeypatch):
+    right, controls = orthrus.accept, CONTROLS[0]
+
+    def wrong(drafts, draft_logits, logits, keys):
+        log = jax.nn.log_softmax
+        return BROKEN[name](drafts, log(draft_logits), log(logits), *right(drafts, draft_logits, logits, keys))
+
+    api.EXECUTABLES.clear()
+    monkeypatch.setattr(orthrus, "accept", wrong)
+    value = p_value(draw(Orthrus(block_size=3, **controls)), exact_joint(*small(), [0, 2, 3], **controls))
+    api.EXECUTABLES.clear()
+    assert value < 1e-6
