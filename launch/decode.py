@@ -113,7 +113,9 @@ def make_decoder(name: str, settings: list[str], preset: str | None = None) -> t
 
 
 def _value(field: dataclasses.Field, text: str) -> Any:
-    kind, *optional = field.type.split(" | ")
+    first, *others = field.type.split(" | ")
+    kind = first if field.default is None else type(field.default).__name__
+    optional = ["None"] if "None" in others else []
     parse = {"int": int, "float": float, "str": str, "bool": lambda t: {"true": True, "1": True, "false": False,
                                                                         "0": False}[t.lower()]}[kind]
     try:
