@@ -74,14 +74,20 @@ def bound(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _compiled(model, params, rows, mask_id, cfg_scale):
+def _bound(model, params, rows, mask_id, cfg_scale):
     return bound(build.scorer(model, params), *rows, mask_id, cfg_scale)
 
 
-def compiled(model: Any, params: Params, *rows_and_settings: Any) -> Array:
-    """Returns `bound` of a module and its parameters; one compile a shape, and one more for guidance."""
-    *rows, mask_id, cfg_scale = rows_and_settings
-    return _compiled(model, params, tuple(rows), mask_id, cfg_scale or None)
+def compiled_bound(model: Any, params: Params, rows: tuple, mask_id: int, cfg_scale: float = 0.0) -> Array:
+    """Returns `bound` of a module and its parameters; one compile a shape, and one more for guidance.
+
+    Args:
+      model: the module.
+      params: its parameters.
+      rows: `tokens`, `noisy`, `p_mask`, `prompt_length` and `length` of `bound`.
+      mask_id, cfg_scale: of `bound`.
+    """
+    return _bound(model, params, rows, mask_id, cfg_scale or None)
 
 
 def draw(answer_length: int, samples: int, seed: int, row: int) -> np.ndarray:
@@ -132,24 +138,21 @@ def log_likelihood(
     longest = max((len(p) + len(a) for p, a in zip(prompts, answers)), default=0)
     longest = min(-(-longest // 32) * 32, config.max_position_embeddings)  # few shapes, few compiles
     tokens = np.zeros((len(answers), longest), np.int32)
-    masked = np.zeros((len(answers), samples, longest), bool)
     for row, (prompt, answer) in enumerate(zip(prompts, answers)):
-        here = slice(len(prompt), len(prompt) + len(answer))
-        tokens[row, : here.stop] = [*prompt, *answer]
-        masked[row, :, here] = draw(len(answer), samples, seed, row)
+        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
     start, size = (np.asarray([len(x) for x in xs], np.int32) for xs in (prompts, answers))
-    work = np.repeat(np.arange(len(answers)), samples)
-    masked = masked.reshape(len(work), longest)
-    found = np.zeros(len(work))
-    for first in range(0, len(work), batch_size):
+    masks = [draw(length, samples, seed, row) for row, length in enumerate(size)]
+    found = np.zeros((len(answers), samples))
+    for first in range(0, found.size, batch_size):
         # the last batch is filled up with draws that are scored again, so that there is one shape
-        some = np.minimum(np.arange(first, first + batch_size), len(work) - 1)
-        row, mask = work[some], masked[some]
-        value = compiled(model, params, tokens[row], np.where(mask, mask_id, tokens[row]).astype(np.int32),
-                         (mask.sum(1) / size[row]).astype(np.float32), start[row], start[row] + size[row], mask_id,
-                         cfg_scale)
-        found[some] = np.asarray(value, np.float64)
-    return found.reshape(len(answers), samples).mean(1)
+        row, sample = np.divmod(np.minimum(np.arange(first, first + batch_size), found.size - 1), samples)
+        mask = np.zeros((batch_size, longest), bool)
+        for place, (r, s) in enumerate(zip(row, sample)):
+            mask[place, start[r]: start[r] + size[r]] = masks[r][s]
+        noisy, p_mask = np.where(mask, mask_id, tokens[row]).astype(np.int32), mask.sum(1) / size[row]
+        rows = tokens[row], noisy, p_mask.astype(np.float32), start[row], start[row] + size[row]
+        found[row, sample] = np.asarray(compiled_bound(model, params, rows, mask_id, cfg_scale), np.float64)
+    return found.mean(1)
 
 
 def _check(config: Any, prompts: Any, answers: Any, mask_id: Any, samples: int, batch_size: int, cfg_scale: float):

@@ -44,9 +44,8 @@ def bound(family, masks, guidance=0.0):
     noisy = np.tile(tokens, (n, 1))
     noisy[:, len(PROMPT):][masks] = MASK
     each = lambda value: np.full(n, value, np.int32)
-    return np.asarray(likelihood.compiled(
-        MODELS[family], PARAMS[family], np.tile(tokens, (n, 1)), noisy, masks.mean(1).astype(np.float32),
-        each(len(PROMPT)), each(len(tokens)), MASK, guidance), np.float64)
+    rows = np.tile(tokens, (n, 1)), noisy, masks.mean(1).astype(np.float32), each(len(PROMPT)), each(len(tokens))
+    return np.asarray(likelihood.compiled_bound(MODELS[family], PARAMS[family], rows, MASK, guidance), np.float64)
 
 
 @pytest.mark.parametrize("family, guidance", [("llada", 0.0), ("Dream", 0.0), ("llada", 1.5), ("Dream", 0.5)])

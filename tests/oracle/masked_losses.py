@@ -36,8 +36,8 @@ def log_likelihood(folder: Folder, case: dict) -> Outcome:
     noisy, p_mask = flat(folder.array(case, "noisy")), flat(folder.array(case, "p_mask"))[:, 0]
     tokens = np.broadcast_to(np.asarray(case["prompt_ids"] + case["answer_ids"], np.int32), noisy.shape)
     each = lambda size: np.full(len(noisy), size, np.int32)
-    got = likelihood.compiled(*folder.model, tokens, noisy, p_mask, each(len(case["prompt_ids"])),
-                              each(tokens.shape[1]), settings["mask_id"], settings["cfg_scale"])
+    rows = tokens, noisy, p_mask, each(len(case["prompt_ids"])), each(tokens.shape[1])
+    got = likelihood.compiled_bound(*folder.model, rows, settings["mask_id"], settings["cfg_scale"])
     return close(np.mean(np.asarray(got, np.float64)), case["expected_log_likelihood"], LOSS_RTOL)
 
 
