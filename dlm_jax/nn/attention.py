@@ -70,7 +70,8 @@ def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
     weight = jnp.exp(logits - jnp.where(jnp.isfinite(peak), peak, 0.0))
     total = jnp.sum(weight, axis=-1, keepdims=True)
     weight = (weight / jnp.where(total > 0, total, 1.0)).astype(v.dtype)
-    out = jnp.einsum("bkgts,bskh->btkgh", weight, v, preferred_element_type=jnp.float32)
+    # accumulated in float32 whatever its result; XLA on CPU cannot run some bfloat16 products with a float32 result
+    out = jnp.einsum("bkgts,bskh->btkgh", weight, v)
     return out.reshape(B, T, N, H).astype(q.dtype)
 
 
