@@ -1,6 +1,11 @@
 """Compiles a training step for TPUs that are not here, and prints what it needs of each as JSON.
 
   python -m tests.train.aot_compile v5p:4x4x4 fsdp=16 tensor=4 accumulation=32
+  python -m tests.train.aot_compile v5p:4x4x4 config=orthrus:qwen3_8b dtype=bfloat16 fsdp=16 tensor=4 batch=64 \\
+      accumulation=4 train.objective.head_chunk=256
+
+Sizes are those of the mesh, of the batch and of the model (layers); `dtype` is that of the parameters the run starts
+from; names with a dot are fields of the experiment.
 """
 
 import os
@@ -20,6 +25,7 @@ import numpy as np
 from jax.experimental import topologies
 
 import configs
+from configs import orthrus
 from dlm_jax.models import build
 from dlm_jax.train import sharding, step
 from dlm_jax.train.config import MeshConfig
@@ -27,17 +33,24 @@ from dlm_jax.train.config import MeshConfig
 
 def main(topology: str, *settings: str) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
-    sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512, "slices": 1}
-    sizes |= {name: int(value) for name, value in (setting.split("=") for setting in settings)}
-    experiment = configs.load("refusion:qwen3_8b", ["train.objective.mask_id=151669"])
+    given = dict(setting.split("=", 1) for setting in settings)
+    name, dtype = given.pop("config", "refusion:qwen3_8b"), given.pop("dtype", "float32")
+    fields = [f"{field}={given.pop(field)}" for field in list(given) if "." in field]
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512, "slices": 1, "layers": None}
+    if given.keys() - sizes.keys():
+        raise SystemExit(f"{', '.join(given.keys() - sizes.keys())}: expected config, dtype, {', '.join(sizes)} or a field")
+    sizes |= {size: int(value) for size, value in given.items()}
+    experiment = configs.load(name, ["train.objective.mask_id=151669", *fields])
+    shape = experiment.model or orthrus.MODELS[name.partition(":")[2]]
+    shape = shape if sizes["layers"] is None else shape.replace(num_layers=sizes["layers"])
     config = dataclasses.replace(
         experiment.train, batch_size=sizes["batch"], grad_accumulation=sizes["accumulation"],
         mesh=MeshConfig(**{axis: sizes[axis] for axis in sharding.AXES}))
     slices = {} if sizes["slices"] == 1 else {"num_slices": sizes["slices"]}
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **slices).devices
     mesh = sharding.make_mesh(config.mesh, devices)
-    model = build.build(experiment.model)
-    params = build.abstract_params(model)
+    model = build.build(shape)
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), build.abstract_params(model))
     state = step.abstract_state(model, params, config, mesh)
     array = lambda dtype, *shape: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=sharding.rows(mesh))
     batch = {"tokens": array(np.int32, experiment.length), "loss_mask": array(bool, experiment.length)}
@@ -50,6 +63,7 @@ def main(topology: str, *settings: str) -> None:
         open(os.environ["DUMP_HLO"], "w").write(compiled.as_text())
     print(json.dumps({
         "chips": len(devices), "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "trained": sum(x.size for x in jax.tree.leaves(state.trainable)),
         "seconds": time.time() - start,
         "arguments_gib": memory.argument_size_in_bytes / 2**30, "temporaries_gib": memory.temp_size_in_bytes / 2**30,
         "outputs_gib": memory.output_size_in_bytes / 2**30, "aliased_gib": memory.alias_size_in_bytes / 2**30,

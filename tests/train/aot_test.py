@@ -45,17 +45,43 @@ def test_replicas_never_straddle_slices_of_a_pod():
     assert "mesh.data = 1 cannot be split over 2 slices" in done.stdout
 
 
+def _compiled(*arguments):
+    # a process of its own: the TPU compiler is configured before jax is imported
+    done = subprocess.run([sys.executable, "-m", "tests.train.aot_compile", *arguments], cwd=ROOT,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
 @NEEDS_COMPILER
 def test_refusion_8b_compiles_for_64_chips_and_fits_their_memory():
-    # a process of its own: the TPU compiler is configured before jax is imported
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.aot_compile", "v5p:4x4x4", "fsdp=16", "tensor=4", "accumulation=32"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr[-2000:]
-    got = json.loads(done.stdout.splitlines()[-1])
+    got = _compiled("v5p:4x4x4", "fsdp=16", "tensor=4", "accumulation=32")
     assert got["chips"] == 64 and 8.1e9 < got["parameters"] < 8.3e9
     # float32 parameters and two moments, split over all chips: nothing large is replicated
     assert got["arguments_gib"] == pytest.approx(12 * got["parameters"] / 64 / 2**30, rel=0.01)
     assert got["aliased_gib"] == pytest.approx(got["outputs_gib"], rel=0.01)  # the state is updated in place
     assert max(got["peak_gib"], got["arguments_gib"] + got["temporaries_gib"]) < SMALLEST_CHIP_GIB
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_orthrus_8b_compiles_for_64_chips_and_fits_their_memory():
+    got = _compiled("v5p:4x4x4", "config=orthrus:qwen3_8b", "dtype=bfloat16", "fsdp=16", "tensor=4", "batch=64",
+                    "accumulation=4")
+    assert got["chips"] == 64 and got["trained"] == pytest.approx(0.16 * got["parameters"], rel=0.05)
+    # two bytes for what is frozen; float32 and two moments for the diffusion view alone
+    held = 2 * (got["parameters"] - got["trained"]) + 12 * got["trained"]
+    assert got["arguments_gib"] == pytest.approx(held / 64 / 2**30, rel=0.01)
+    assert got["aliased_gib"] == pytest.approx(got["outputs_gib"], rel=0.01)
+    assert max(got["peak_gib"], got["arguments_gib"] + got["temporaries_gib"]) < SMALLEST_CHIP_GIB
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_the_chunked_head_saves_most_of_orthrus_memory():
+    # two layers of the real width and vocabulary, one row of 2,048 tokens and 256 blocks of 32 a chip
+    chunked, whole = (_compiled(
+        "v5p:2x2x1", "config=orthrus:qwen3_1_7b", "dtype=bfloat16", "fsdp=4", "batch=4", "layers=2",
+        f"train.objective.head_chunk={size}") for size in (512, 8192))
+    assert chunked["temporaries_gib"] < 0.25 * whole["temporaries_gib"]
