@@ -1,7 +1,7 @@
 """Diffusion language models in JAX: load, train, decode.
 
-`load`, `save`, `forward`, `generate` and `stream` are the verbs; the subpackages hold everything else. Names are
-imported when first used, so that `import dlm_jax` alone costs nothing.
+`load`, `save`, `forward`, `generate`, `stream`, `check_lossless` and `init_from_ar` are the verbs; the subpackages hold
+everything else. Names are imported when first used, so that `import dlm_jax` alone costs nothing.
 """
 
 import importlib
@@ -12,6 +12,8 @@ _VERBS = {
     "forward": "dlm_jax.api",
     "generate": "dlm_jax.decode.api",
     "stream": "dlm_jax.decode.api",
+    "check_lossless": "dlm_jax.decode.lossless",
+    "init_from_ar": "dlm_jax.models.build",
 }
 _PACKAGES = ("data", "decode", "evals", "io", "models", "nn", "objectives", "train", "types")
 
