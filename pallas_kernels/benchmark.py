@@ -16,10 +16,9 @@ import importlib.metadata
 import json
 import os
 import platform
-import statistics
 import sys
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,73 +31,15 @@ from pallas_kernels.attention.mask_spec import visible
 from pallas_kernels.gated_delta import arg_specs as delta_specs
 from pallas_kernels.gated_delta.api import FORMS, two_stream_gated_delta
 from pallas_kernels.gated_delta.streams import Stream, check_blocks
+from pallas_kernels.timing import Entry, compile_entry, fastest, measure, reason
 
 CHUNK = 64
 # tile edges worth a try where no measurement has picked one yet
-GPU_EDGES = ((64, 64), (128, 64), (128, 128))
-
-
-class Entry(NamedTuple):
-    """One thing to time: its row so far, a call that starts the work (None if it failed), and how to wait for the last call."""
-
-    row: dict[str, Any]
-    run: Callable[[], Any] | None
-    wait: Callable[[Any], Any] = jax.block_until_ready
+GPU_EDGES = ((64, 64), (128, 64), (64, 128))
 
 
 # a single-stream kernel from elsewhere: clean stream -> (run, wait); raises if it is not installed or cannot run here
 Peer = Callable[[Stream], tuple[Callable[[], Any], Callable[[Any], Any]]]
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160].replace("|", "/")
-
-
-def _entry(row: dict, function, args) -> Entry:
-    """Compiles one entry; whatever stops a compiler is this row's result, the other rows still count."""
-    start = time.perf_counter()
-    try:
-        compiled = jax.jit(function).lower(*args).compile()
-    except Exception as error:
-        return Entry({**row, "failed": _reason(error)}, None)
-    memory = compiled.memory_analysis()
-    row = {**row, "compile_s": time.perf_counter() - start,
-           "temporary_mib": None if memory is None else memory.temp_size_in_bytes / 2 ** 20}
-    return Entry(row, functools.partial(compiled, *args))
-
-
-def measure(entries: list[Entry], rounds: int, calls: int) -> list[dict]:
-    """Times entries in turn, so that a busy spell falls on all of them.
-
-    Args:
-      entries: what to time.
-      rounds: timed samples per entry, after one to warm up.
-      calls: calls started back to back in a sample, which hides the cost of starting one.
-    Returns:
-      Their rows with best_ms and median_ms, or with failed.
-    """
-    rows, times = [dict(entry.row) for entry in entries], [[] for _ in entries]
-    for turn in range(rounds + 1):
-        for entry, row, record in zip(entries, rows, times):
-            if "failed" in row:
-                continue
-            start = time.perf_counter()
-            try:
-                for _ in range(calls):
-                    last = entry.run()
-                entry.wait(last)
-            except Exception as error:  # out of memory, or a kernel the device refuses
-                row["failed"] = _reason(error)
-            if turn:
-                record.append(1e3 * (time.perf_counter() - start) / calls)
-    for row, record in zip(rows, times):
-        if "failed" not in row:
-            row.update(best_ms=min(record), median_ms=statistics.median(record))
-    return rows
-
-
-def _fastest(rows: list[dict], key: str = "best_ms") -> float | None:
-    return min((row[key] for row in rows if key in row), default=None)
 
 
 def _delta_training(form, backend, block_size, views):
@@ -113,13 +54,14 @@ def _delta_training(form, backend, block_size, views):
     return step
 
 
-def gated_delta_groups(shape_name: str, block_sizes, forms, rounds: int, calls: int, peers: dict[str, Peer]):
+def gated_delta_groups(shape_name: str, block_sizes, forms, singles, rounds: int, calls: int, peers: dict[str, Peer]):
     """Measures every form at every block size, and the single stream alone.
 
     Args:
       shape_name: a key of `gated_delta.arg_specs.SHAPES`.
       block_sizes: diffusion block sizes.
       forms: names from FORMS; a folded form may name its backend, "folded:gpu".
+      singles: the forms to measure on the clean stream alone.
       rounds, calls: as for `measure`.
       peers: single-stream kernels from elsewhere by name.
     Yields:
@@ -129,26 +71,25 @@ def gated_delta_groups(shape_name: str, block_sizes, forms, rounds: int, calls: 
     clean, noisy = delta_specs.random_streams(shape)
     split = lambda form: (form.partition(":")[0], form.partition(":")[2] or None)
     label = lambda form, block: {"operation": "gated_delta", "form": form, "block_size": block}
-    folded = [form for form in forms if split(form)[0] == "folded"] or ["folded"]
-    alone = [_entry(label(f"single {form}", None), _delta_training(*split(form), 1, 0), (clean, noisy)) for form in folded]
+    alone = [compile_entry(label(f"single {form}", None), _delta_training(*split(form), 1, 0), (clean, noisy)) for form in singles]
     others = []
     for name, peer in peers.items():
         try:
             others.append(Entry(label(f"single {name}", None), *peer(clean)))
         except Exception as error:
-            others.append(Entry({**label(f"single {name}", None), "failed": _reason(error)}, None))
+            others.append(Entry({**label(f"single {name}", None), "failed": reason(error)}, None))
 
-    def with_ratios(rows, fastest):
+    def with_ratios(rows, single):
         for row in rows:
-            if fastest and "best_ms" in row:
-                row["ratio"] = row["best_ms"] / fastest
+            if single and "best_ms" in row:
+                row["ratio"] = row["best_ms"] / single
         return rows
     rows = measure(alone + others, rounds, calls)
-    yield with_ratios(rows, _fastest(rows[:len(alone)]))
+    yield with_ratios(rows, fastest(rows[:len(alone)]))
     for block in block_sizes:
-        entries = [_entry(label(form, block), _delta_training(*split(form), block, shape.views), (clean, noisy)) for form in forms]
+        entries = [compile_entry(label(form, block), _delta_training(*split(form), block, shape.views), (clean, noisy)) for form in forms]
         rows = measure(alone + entries, rounds, calls)
-        yield with_ratios(rows[len(alone):], _fastest(rows[:len(alone)]))
+        yield with_ratios(rows[len(alone):], fastest(rows[:len(alone)]))
 
 
 def visible_pairs(mask) -> int:
@@ -190,7 +131,7 @@ def attention_rows(shape_names, rounds: int, calls: int) -> list[dict]:
             forms |= {f"jax.nn:{which}": functools.partial(native, which=which) for which in ("xla", *["cudnn"] * on_gpu)}
         for form, attend in forms.items():
             row = {"operation": "attention", "form": f"{form} {name}", "block_size": None, "work": work, "width": shape.width}
-            entries.append(_entry(row, step(attend, decode), inputs))
+            entries.append(compile_entry(row, step(attend, decode), inputs))
     rows = measure(entries, rounds, calls)
     for row in rows:
         if "best_ms" in row:
@@ -312,8 +253,12 @@ def main(argv: list[str] | None = None, program: str = "python -m pallas_kernels
                     file.write(f"Command: `{record['command']}`\n\nRun: `{json.dumps(record)}`\n\n{format_table(rows)}\n")
     if options.attention:
         add(attention_rows(options.attention, options.rounds, options.calls))
-    if options.forms:
-        for group in gated_delta_groups(options.shape, options.blocks, options.forms, options.rounds, options.calls, peers or {}):
+    # Triton may take minutes over a kernel of this size: everything else is measured first
+    late = [form for form in options.forms if form == "folded:gpu"]
+    early = [form for form in options.forms if form not in late]
+    for forms in filter(None, (early, late)):
+        singles = [form for form in early + (late if forms is late else []) if form.startswith("folded")] or ["folded"]
+        for group in gated_delta_groups(options.shape, options.blocks, forms, singles, options.rounds, options.calls, peers or {}):
             add(group)
     return rows
 

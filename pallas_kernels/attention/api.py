@@ -177,8 +177,9 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
                          block_k: int | None = None) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
 
-    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of it only key
-    tiles with something visible, such as the valid prefix of each row.
+    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of it only
+    key tiles with something visible, such as the valid prefix of each row. (Heads of width 64 fill half a TPU's lanes: there
+    the compiler first copies the cache to pad them.)
 
     Args:
       q: (B, T, N, H) float32 or bfloat16 (float64 with the XLA form).
@@ -212,14 +213,17 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
         q = q.reshape(batch, 1, queries * heads, width)
         mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]), *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
     else:
-        q, k, v = (jnp.moveaxis(a, 2, 1) for a in (q, k, v))
+        q = jnp.moveaxis(q, 2, 1)
+    in_place = layout.packed and key_heads > 1   # the axis of a single key head moves without a copy
+    if not in_place:
+        k, v = (jnp.moveaxis(a, 2, 1) for a in (k, v))
     rows = q.shape[2]
 
     def pad(a, axis, n):  # not even a no-op pad of a long cache
         return a if a.shape[axis] == n else jnp.pad(a, [(0, n - a.shape[axis] if i == axis else 0) for i in range(4)])
-    k, v = (pad(a, 1, layout.rows_k // key_heads) if layout.packed else pad(a, 2, layout.rows_k) for a in (k, v))
+    k, v = (pad(a, 1, layout.rows_k // key_heads) if in_place else pad(a, 2, layout.rows_k) for a in (k, v))
     score = Scoring(width ** -0.5 if scale is None else float(scale), None if soft_cap is None else float(soft_cap))
-    call = _Call(chosen, score, layout.block_q, layout.block_k, (heads, key_heads) if layout.packed else (1, 1))
+    call = _Call(chosen, score, layout.block_q, layout.block_k, (heads, key_heads) if in_place else (1, 1))
     mask = pad_mask(mask, layout.rows_q, layout.rows_k)
     out = _attend_rows(call, layout.tiles, pad(q, 2, layout.rows_q), k, v, mask)[:, :, :rows]
     return out.reshape(batch, queries, heads, width) if layout.packed else jnp.moveaxis(out, 1, 2)

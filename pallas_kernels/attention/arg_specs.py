@@ -32,6 +32,7 @@ SHAPES = {
     "decode_128": AttentionShape(8, 16, 32768, 16, 2, 128, "bfloat16", "decode"),
     "decode_256": AttentionShape(8, 16, 32768, 16, 2, 256, "bfloat16", "decode"),
     "decode_one": AttentionShape(8, 1, 4096, 32, 8, 128, "bfloat16", "decode"),
+    "decode_single": AttentionShape(8, 1, 32768, 16, 1, 128, "bfloat16", "decode"),
     "decode_few_heads": AttentionShape(2, 1, 4096, 2, 1, 64, "float32", "decode"),
     "reduced": AttentionShape(1, 1024, 1024, 8, 2, 64, "float32", "two_stream"),
     "reduced_causal": AttentionShape(1, 1024, 1024, 8, 2, 64, "float32", "causal"),

@@ -107,19 +107,17 @@ def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse
     k, v = k_ref[here, :], v_ref[here, :]
 
     def visit(t, carry):
+        # one loop over tiles and the group's heads: unrolled heads would each claim shared memory for their tiles
         dk, dv = carry
-        entry = lists[j, t]
+        entry, member = lists[j, lax.div(t, jnp.int32(group))], lax.rem(t, jnp.int32(group))
         i, kind = entry >> 2, entry & 3
         rows = pl.ds(i * block_q, block_q)
-        for member in range(group):
-            q, do = q_ref[member, rows, :], d_out[member, rows, :]
-            weights, d_products = _cotangent_tile(q, k, v, do, lse[member, rows], delta[member, rows], kind,
-                                                lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), score)
-            dv = dv + _dot(weights.astype(do.dtype), do, (0, 0))
-            dk = dk + _dot(d_products.astype(q.dtype), q, (0, 0))
-        return dk, dv
+        q, do = q_ref[member, rows, :], d_out[member, rows, :]
+        weights, d_products = _cotangent_tile(q, k, v, do, lse[member, rows], delta[member, rows], kind,
+                                              lambda: _seen(mask_q, mask_k, i, j, block_q, block_k), score)
+        return dk + _dot(d_products.astype(q.dtype), q, (0, 0)), dv + _dot(weights.astype(do.dtype), do, (0, 0))
     zero = jnp.zeros(k.shape, jnp.float32)
-    dk, dv = lax.fori_loop(0, counts[j], visit, (zero, zero))
+    dk, dv = lax.fori_loop(0, counts[j] * group, visit, (zero, zero))
     dk_ref[here, :] = dk.astype(dk_ref.dtype)
     dv_ref[here, :] = dv.astype(dv_ref.dtype)
 
@@ -137,20 +135,23 @@ def _specs(q, k, mask, lists):
     return common, query, key, row, masks[:4], masks[4:]
 
 
-def _params(interpret):
-    return {"interpret": interpret, "compiler_params": plgpu.CompilerParams(num_warps=4, num_stages=2)}
+def _params(width, block_q, block_k, interpret):
+    """Warps enough for a tile's registers, and stages that leave its operands within 227 KiB of shared memory."""
+    large = block_q * block_k > 4096 or width > 128
+    return {"interpret": interpret,
+            "compiler_params": plgpu.CompilerParams(num_warps=8 if large else 4, num_stages=1 if width > 128 else 2)}
 
 
 def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, interpret=False):
     """Forward pass over padded arrays; arguments and results as `flash_tpu.forward`, tile edges powers of two."""
-    batch, heads, queries, _ = q.shape
+    batch, heads, queries, width = q.shape
     lists, counts = _row_lists(tile_classes(mask, block_q, block_k))
     common, query, key, row, mask_q, mask_k = _specs(q, k, mask, lists)
     return pl.pallas_call(
         functools.partial(_forward_kernel, score=score, block_q=block_q, block_k=block_k), grid=(queries // block_q, heads, batch),
         in_specs=(*common, query, key, key, mask_q, mask_k), out_specs=(query, row),
         out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)),
-        name="block_mask_attention_forward", **_params(interpret))(lists, counts, q, k, v, mask[:4], mask[4:])
+        name="block_mask_attention_forward", **_params(width, block_q, block_k, interpret))(lists, counts, q, k, v, mask[:4], mask[4:])
 
 
 def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
@@ -164,7 +165,7 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
     dq = pl.pallas_call(
         functools.partial(_query_gradient_kernel, **static), grid=(queries // block_q, heads, batch),
         in_specs=(*common, query, key, key, mask_q, mask_k, row, row, query), out_specs=query,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), name="block_mask_attention_dq", **_params(interpret))(
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), name="block_mask_attention_dq", **_params(width, block_q, block_k, interpret))(
             lists, counts, q, k, v, mask[:4], mask[4:], lse, delta, d_out)
     lists, counts = _row_lists(jnp.swapaxes(classes, 1, 2))
     common, _, _, _, mask_q, mask_k = _specs(q, k, mask, lists)
@@ -177,6 +178,6 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
         functools.partial(_key_gradient_kernel, group=group, **static), grid=(k.shape[2] // block_k, keys, batch),
         in_specs=(*common, members, own, own, mask_q, mask_k, rows, rows, members), out_specs=(own, own),
         out_shape=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
-        name="block_mask_attention_dkv", **_params(interpret))(
+        name="block_mask_attention_dkv", **_params(width, block_q, block_k, interpret))(
             lists, counts, grouped(q), k, v, mask[:4], mask[4:], flat(lse), flat(delta), grouped(d_out))
     return dq, dk, dv

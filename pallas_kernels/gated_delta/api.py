@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta import folded_gpu, folded_tpu, folded_xla, reference, routes
-from pallas_kernels.gated_delta.chunk import Plan
+from pallas_kernels.gated_delta.chunk import Operands, Plan
 from pallas_kernels.gated_delta.streams import (Stream, TwoStreamOutput, accumulation_dtype, check_blocks, check_documents,
                                                 check_stream, document_starts, pad_tokens)
 
@@ -147,8 +147,9 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     clean_p = Stream(*(pad_tokens(a, 1, chunk) for a in clean))
     noisy_p = None if noisy is None else Stream(*(pad_tokens(a, 2, chunk) for a in noisy))
     if form == "folded":
-        chosen = dispatch.choose("two_stream_gated_delta", backend, functools.partial(_problem, (clean, *([] if noisy is None else [noisy])), chunk))
-        plan = Plan(block_size, scale, dtype, documents is not None)
+        streams = (clean,) if noisy is None else (clean, noisy)
+        chosen = dispatch.choose("two_stream_gated_delta", backend, functools.partial(_problem, streams, chunk))
+        plan = Plan(block_size, scale, Operands(dtype), documents is not None)
         out, noisy_out, final = _folded(chosen, plan, chunk, clean_p, noisy_p, starts, state)
     else:
         route = routes.route_i if form == "route_i" else routes.route_ii

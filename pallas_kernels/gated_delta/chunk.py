@@ -38,65 +38,72 @@ class ChunkStream(NamedTuple):
     beta: jax.Array
 
 
+class Operands(NamedTuple):
+    """How a product treats its operands: the dtype they are rounded to, and the precision of products wider than bfloat16."""
+
+    dtype: jnp.dtype
+    # float32 operands would otherwise be rounded to bfloat16 by the matrix units of TPUs
+    wide: lax.Precision | lax.DotAlgorithmPreset = lax.Precision.HIGHEST
+
+
 class Plan(NamedTuple):
-    """Static choices: diffusion block size, readout scale, dtype of product operands, whether documents are marked."""
+    """Static choices: diffusion block size, readout scale, operands of products, whether documents are marked."""
 
     block_size: int
     scale: float
-    operand_dtype: jnp.dtype
+    operands: Operands
     has_documents: bool
 
 
-def _product(a, b, contract, operand_dtype):
-    """a . b over one axis each, operands rounded to operand_dtype, accumulated in float32 (float64 for float64)."""
-    acc = jnp.promote_types(operand_dtype, jnp.float32)
-    # float32 operands would otherwise be rounded to bfloat16 by the matrix units of TPUs
-    precision = lax.Precision.HIGHEST if operand_dtype != jnp.bfloat16 else lax.Precision.DEFAULT
-    return lax.dot_general(a.astype(operand_dtype), b.astype(operand_dtype), (((contract[0],), (contract[1],)), ((), ())),
+def _product(a, b, contract, operands):
+    """a . b over one axis each, operands rounded to their dtype, accumulated in float32 (float64 for float64)."""
+    acc = jnp.promote_types(operands.dtype, jnp.float32)
+    precision = operands.wide if operands.dtype != jnp.bfloat16 else lax.Precision.DEFAULT
+    return lax.dot_general(a.astype(operands.dtype), b.astype(operands.dtype), (((contract[0],), (contract[1],)), ((), ())),
                            precision=precision, preferred_element_type=acc)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product_vjp(a, b, contract, operand_dtype):
-    return _product(a, b, contract, operand_dtype)
+def _product_vjp(a, b, contract, operands):
+    return _product(a, b, contract, operands)
 
 
-def _product_fwd(a, b, contract, operand_dtype):
-    return _product(a, b, contract, operand_dtype), (a, b)
+def _product_fwd(a, b, contract, operands):
+    return _product(a, b, contract, operands), (a, b)
 
 
-def _product_bwd(contract, operand_dtype, residuals, ct):
+def _product_bwd(contract, operands, residuals, ct):
     # the cotangent is rounded like any operand; left to autodiff it would meet bfloat16 operands in float32
     a, b = residuals
     ca, cb = contract
-    da = _product(ct, b, (1, 1 - cb), operand_dtype) if ca == 1 else _product(b, ct, (1 - cb, 1), operand_dtype)
-    db = _product(a, ct, (1 - ca, 0), operand_dtype) if cb == 0 else _product(ct, a, (0, 1 - ca), operand_dtype)
+    da = _product(ct, b, (1, 1 - cb), operands) if ca == 1 else _product(b, ct, (1 - cb, 1), operands)
+    db = _product(a, ct, (1 - ca, 0), operands) if cb == 0 else _product(ct, a, (0, 1 - ca), operands)
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
 _product_vjp.defvjp(_product_fwd, _product_bwd)
 
 
-def _sum_later(x):
+def _sum_later(x, wide):
     """y[i, j] = sum of x[i, t] over t > j, as a product with a constant triangle."""
     row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
     col = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return _product(x, (row > col).astype(x.dtype), (1, 0), x.dtype)
+    return _product(x, (row > col).astype(x.dtype), (1, 0), Operands(x.dtype, wide))
 
 
-@jax.custom_vjp
-def _sum_later_vjp(x):
-    return _sum_later(x)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _sum_later_vjp(x, wide):
+    return _sum_later(x, wide)
 
 
-def _sum_later_bwd(_, ct):
+def _sum_later_bwd(wide, _, ct):
     # only x has a cotangent: the generic rule would also pay for the constant triangle's
     row = lax.broadcasted_iota(jnp.int32, ct.shape, 0)
     col = lax.broadcasted_iota(jnp.int32, ct.shape, 1)
-    return (_product(ct, (row > col).astype(ct.dtype), (1, 1), ct.dtype),)
+    return (_product(ct, (row > col).astype(ct.dtype), (1, 1), Operands(ct.dtype, wide)),)
 
 
-_sum_later_vjp.defvjp(lambda x: (_sum_later(x), None), _sum_later_bwd)
+_sum_later_vjp.defvjp(lambda x, wide: (_sum_later(x, wide), None), _sum_later_bwd)
 
 
 def _divide(index, size):
@@ -104,7 +111,7 @@ def _divide(index, size):
     return lax.div(index, lax.full_like(index, size))
 
 
-def unit_lower_inverse(a: jax.Array, size: int) -> jax.Array:
+def unit_lower_inverse(a: jax.Array, size: int, wide=lax.Precision.HIGHEST) -> jax.Array:
     """(I + a)^-1 for a strictly lower (C, C) matrix that is block diagonal with blocks of `size`.
 
     Doubles the size of the inverted diagonal blocks: [[L, 0], [a, M]]^-1 = [[L^-1, 0], [-M^-1 a L^-1, M^-1]]. As many products as
@@ -114,9 +121,11 @@ def unit_lower_inverse(a: jax.Array, size: int) -> jax.Array:
     Args:
       a: (C, C) strictly lower triangular, zero outside diagonal blocks.
       size: edge of those blocks.
+      wide: precision of the products.
     Returns:
       (C, C) the inverse, same dtype.
     """
+    mul = lambda x, y: _product(x, y, (1, 0), Operands(a.dtype, wide))
     row = lax.broadcasted_iota(jnp.int32, a.shape, 0)
     col = lax.broadcasted_iota(jnp.int32, a.shape, 1)
     inverse = (row == col).astype(a.dtype)
@@ -129,24 +138,24 @@ def unit_lower_inverse(a: jax.Array, size: int) -> jax.Array:
         if half == 1:
             inverse = inverse - corner
         else:
-            inverse = inverse - _product(_product(inverse, corner, (1, 0), a.dtype), inverse, (1, 0), a.dtype)
+            inverse = inverse - mul(mul(inverse, corner), inverse)
         half *= 2
     return inverse
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def inverse_with_gradient(a, size):
-    return unit_lower_inverse(a, size)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def inverse_with_gradient(a, size, wide=lax.Precision.HIGHEST):
+    return unit_lower_inverse(a, size, wide)
 
 
-def _inverse_fwd(a, size):
-    inverse = unit_lower_inverse(a, size)
+def _inverse_fwd(a, size, wide):
+    inverse = unit_lower_inverse(a, size, wide)
     return inverse, inverse
 
 
-def _inverse_bwd(size, inverse, ct):
-    left = _product(inverse, ct, (0, 0), inverse.dtype)
-    return (-_product(left, inverse, (1, 1), inverse.dtype),)
+def _inverse_bwd(size, wide, inverse, ct):
+    operands = Operands(inverse.dtype, wide)
+    return (-_product(_product(inverse, ct, (0, 0), operands), inverse, (1, 1), operands),)
 
 
 inverse_with_gradient.defvjp(_inverse_fwd, _inverse_bwd)
@@ -183,9 +192,11 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
     Returns:
       outputs (C, F), noisy outputs per view (C, F), next state (E, F), all in the accumulation dtype.
     """
-    product, invert, sum_later = ((_product_vjp, inverse_with_gradient, _sum_later_vjp) if differentiable
-                                  else (_product, unit_lower_inverse, _sum_later))
-    mul = lambda a, b, contract=(1, 0): product(a, b, contract, plan.operand_dtype)
+    product, inverse, later = ((_product_vjp, inverse_with_gradient, _sum_later_vjp) if differentiable
+                               else (_product, unit_lower_inverse, _sum_later))
+    mul = lambda a, b, contract=(1, 0): product(a, b, contract, plan.operands)
+    invert = lambda a, size: inverse(a, size, plan.operands.wide)
+    sum_later = lambda x: later(x, plan.operands.wide)
     size, acc, block = clean.q.shape[0], state.dtype, plan.block_size
     row = lax.broadcasted_iota(jnp.int32, (size, size), 0)
     col = lax.broadcasted_iota(jnp.int32, (size, size), 1)

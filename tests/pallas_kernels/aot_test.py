@@ -43,10 +43,12 @@ def test_route_i_needs_the_block_states(compile_for_tpu):
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_attention_compiles(compile_for_tpu, chip):
     rows = compile_for_tpu("attention", chip, "two_stream_128", "two_stream_256", "decode_128", "decode_256", "decode_one",
-                           "decode_few_heads", "reduced")
-    assert len(rows) == 11 and all(row["mosaic_calls"] >= 1 for row in rows), rows
-    # the cache is read in place: a transposed or flattened copy would be as large as the arguments
-    assert all(row["temporary_mib"] < 0.5 * row["argument_mib"] for row in rows if row["direction"] == "forward"), rows
+                           "decode_single", "decode_few_heads", "reduced")
+    assert len(rows) == 13 and all(row["mosaic_calls"] >= 1 for row in rows), rows
+    # the cache is read in place: a transposed, padded or flattened copy would be as large as the arguments, which these shapes
+    # make too large to hide in on-chip memory
+    long = [row for row in rows if row["direction"] == "forward" and row["argument_mib"] > 128]
+    assert len(long) == 4 and all(row["temporary_mib"] < 0.5 * row["argument_mib"] for row in long), rows
 
 
 @pytest.mark.slow

@@ -39,6 +39,17 @@ def fast_compile(monkeypatch):
 
 
 @pytest.fixture
+def lower_for_gpu():
+    """Lowers a function for an H200 that is not here, and returns the program's text."""
+    h200 = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+
+    def lower(function, *args) -> str:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=h200)):
+            return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    return lower
+
+
+@pytest.fixture
 def compile_for_tpu():
     """Runs tests/pallas_kernels/aot.py in a process of its own (libtpu wants its environment before jax loads)."""
     pytest.importorskip("libtpu", reason="libtpu is not installed: no TPU compiler on this machine")

@@ -205,16 +205,18 @@ def test_no_races_or_stray_memory():
     assert not interpret_pallas_call.races.races_found
 
 
-@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow), pytest.param(256, marks=pytest.mark.slow)])
-def test_triton_lowering(width):
-    make = lambda *s: jax.ShapeDtypeStruct(s, jnp.bfloat16)
-    mask = Mask(*(jax.ShapeDtypeStruct((1, 256), jnp.int32) for _ in Mask._fields))
+@pytest.mark.parametrize("width, dtype, queries, keys, heads", [
+    (64, jnp.bfloat16, 256, 256, 4), (64, jnp.float32, 1, 200, 2),       # no power of two but the tiles
+    pytest.param(128, jnp.bfloat16, 200, 700, 16, marks=pytest.mark.slow),
+    pytest.param(256, jnp.bfloat16, 256, 256, 4, marks=pytest.mark.slow)])
+def test_triton_lowering(lower_for_gpu, width, dtype, queries, keys, heads):
+    make = lambda *s: jax.ShapeDtypeStruct(s, dtype)
+    mask = Mask(*(jax.ShapeDtypeStruct((1, queries if f.endswith("_q") else keys), jnp.int32) for f in Mask._fields))
 
     def training(q, k, v, mask):
         out, pullback = jax.vjp(lambda *a: block_mask_attention(*a, mask, backend="gpu"), q, k, v)
         return out, pullback(out)
-    text = jax.jit(training).trace(make(1, 256, 4, width), make(1, 256, 2, width), make(1, 256, 2, width), mask).lower(
-        lowering_platforms=("cuda",)).as_text()
+    text = lower_for_gpu(training, make(1, queries, heads, width), make(1, keys, 2, width), make(1, keys, 2, width), mask)
     assert text.count("triton") >= 3
 
 
