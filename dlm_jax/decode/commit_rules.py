@@ -13,29 +13,35 @@ CONFIDENCES = ("probability", "margin", "entropy", "random")
 
 
 def confidence(logits: Array, tokens: Array, kind: Array, keys: Array) -> Array:
-    """Returns the (B, C) float32 confidence in each draft, the larger the surer.
+    """Returns the (B, C) float32 confidence in each draft, at most 0, the larger the surer.
+
+    Probability and margin are given less 1: near 1, where most confidences lie, float32 would lose their order.
 
     Args:
       logits: (B, C, V) float32.
       tokens: (B, C) int32 drafts.
-      kind: () int32 index into `CONFIDENCES`: probability of the draft; margin between the two likeliest tokens;
-        entropy, negative, in nats; random, uniform in [0, 1).
+      kind: () int32 index into `CONFIDENCES`: probability of the draft, less 1; margin between the two likeliest
+        tokens, less 1; entropy, negative, in nats; random, uniform in [-1, 0).
       keys: (B, C) PRNG keys, for "random".
     """
-    # not exp(logit - logsumexp): among confidences near 1 the order would be lost to rounding
     weight = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    p = weight / jnp.sum(weight, axis=-1, keepdims=True)
+    total = jnp.sum(weight, axis=-1)
+    without = lambda ids: jnp.where(jnp.arange(logits.shape[-1]) == ids[..., None], 0.0, weight)
 
     def margin():
-        best = jnp.argmax(p, axis=-1)[..., None]
-        others = jnp.where(jnp.arange(p.shape[-1]) == best, 0.0, p)
-        return jnp.max(p, axis=-1) - jnp.max(others, axis=-1)
+        others = without(jnp.argmax(weight, axis=-1))
+        return -(jnp.sum(others, axis=-1) + jnp.max(others, axis=-1)) / total
+
+    def entropy():  # of weights w that sum to W: sum w log w / W - log W
+        terms = jnp.where(weight > 0, weight * jnp.log(jnp.maximum(weight, 1e-37)), 0.0)
+        others = jnp.sum(without(jnp.argmax(weight, axis=-1)), axis=-1)
+        return jnp.sum(terms, axis=-1) / total - jnp.log1p(others)  # the likeliest token weighs 1
 
     return jax.lax.switch(kind, [
-        lambda: jnp.take_along_axis(p, tokens[..., None], axis=-1)[..., 0],
+        lambda: -jnp.sum(without(tokens), axis=-1) / total,
         margin,
-        lambda: jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1),
-        lambda: jax.vmap(jax.vmap(jax.random.uniform))(keys),
+        entropy,
+        lambda: jax.vmap(jax.vmap(jax.random.uniform))(keys) - 1.0,
     ])
 
 
@@ -69,12 +75,13 @@ def by_factor(score: Array, place: Array, eligible: Array, factor: Array) -> Arr
     that is the last candidate, it comes along: alone it would be committed next in any case.
 
     Args:
-      score: (B, C) float32. place: (B, C) int32, see `places`. eligible: (B, C) bool. factor: () float32.
+      score: (B, C) float32 probabilities less 1. place: (B, C) int32, see `places`. eligible: (B, C) bool.
+      factor: () float32.
 
     Source: Fast-dLLM (arXiv 2505.22618), Sec. 3.3 and the released code.
     """
     number = jnp.sum(eligible, axis=1)
-    fails = eligible & (place >= 1) & (score < 1.0 - factor / (place + 2.0))
+    fails = eligible & (place >= 1) & (score < -factor / (place + 2.0))
     before = jnp.min(jnp.where(fails, place, score.shape[1]), axis=1)
     return jnp.where(before >= number - 1, number, before)
 

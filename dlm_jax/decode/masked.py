@@ -10,6 +10,7 @@ Letters: B batch, C candidates, G canvas length, P prompt capacity, V vocabulary
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -65,7 +66,8 @@ class MaskedDiffusion:
       cfg_scale: classifier-free guidance, 0 for none; every forward then runs a second copy with the prompt masked.
       temperature: of drafts; 0 is greedy. top_k, top_p: truncate them; 0 and 1 keep all.
       commit_temperature: Gumbel noise on confidence / temperature before ordering (Dream's alg_temp); 0 is off.
-      guided: set by `resolved`.
+      literal_mask: whether prompts may hold the mask token; it then stays as it is.
+      classifier_free: whether the copy without the prompt runs; None takes it from `cfg_scale`.
     """
 
     block_length: int = _static(32)
@@ -88,10 +90,11 @@ class MaskedDiffusion:
     top_k: int = 0
     top_p: float = 1.0
     commit_temperature: float = 0.0
-    guided: bool | None = _static(None)
+    literal_mask: bool = _static(False)
+    classifier_free: bool | None = _static(None)
 
     def __post_init__(self):
-        if self.guided is not None:  # resolved: names are numbers, checked before
+        if self._is_resolved:  # names are numbers and were checked before
             return
         for name, accepted in NAMES.items():
             if getattr(self, name) not in accepted:
@@ -137,22 +140,26 @@ class MaskedDiffusion:
         if self.steps and self.rule in ("threshold", "factor"):
             raise ValueError(f"steps = {self.steps} has no effect with rule = {self.rule!r}: leave it at 0")
         if self.refresh_every and self.cache in ("none", "block"):
-            raise ValueError(f"refresh_every = {self.refresh_every} with cache = {self.cache!r}: nothing is stale there, "
-                             "leave it at 0")
+            raise ValueError(f"refresh_every = {self.refresh_every} with cache = {self.cache!r}: nothing is stale "
+                             "there, leave it at 0")
 
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`."""
         common.check_attention(self, config, bidirectional=True)
 
-    def check_limits(self, limits: np.ndarray) -> None:
-        """Raises ValueError for answer lengths that the schedule does not fit.
+    def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
+        """Raises ValueError for a prompt that holds the mask, or an answer length that the steps do not fit.
 
         Args:
-          limits: tokens to generate, one number a row.
+          prompts: token ids.
+          limits: tokens to generate, one number a prompt.
+          mask_id: of the mask token.
         """
-        if not self.steps:
-            return
-        for limit in np.unique(limits).tolist():
+        for i, prompt in enumerate(prompts):
+            if mask_id in prompt and not self.literal_mask:
+                raise ValueError(f"prompt {i} holds the mask token {mask_id}, which the model takes for a token to "
+                                 "come: remove it, or set literal_mask to keep it as it is")
+        for limit in np.unique(limits).tolist() if self.steps else []:
             blocks = -(-limit // self.block_length) if self.block_length else 1
             if self.steps % blocks:
                 raise ValueError(
@@ -161,10 +168,15 @@ class MaskedDiffusion:
 
     def resolved(self) -> "MaskedDiffusion":
         """See `state.Decoder.resolved`."""
-        if self.guided is not None:
+        if self._is_resolved:
             return self
         numbers = {name: accepted.index(getattr(self, name)) for name, accepted in NAMES.items()}
-        return dataclasses.replace(self, guided=self.cfg_scale > 0, **numbers)
+        free = self.cfg_scale > 0 if self.classifier_free is None else self.classifier_free
+        return dataclasses.replace(self, classifier_free=free, **numbers)
+
+    @property
+    def _is_resolved(self) -> bool:
+        return not isinstance(self.rule, str)
 
     @property
     def needs_mask(self) -> bool:
@@ -180,14 +192,14 @@ class MaskedDiffusion:
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; only block diffusion runs the prompt by itself."""
-        if self.guided is None:
+        if not self._is_resolved:
             return self.resolved().init(score, request)
         B, G, P = request.batch, request.capacity, request.prompt_capacity
         canvas, counts, zero = Canvas.empty(request), Counts.zeros(B), jnp.zeros(B, jnp.int32)
         cache = None if self.cache == "none" else score.init_cache(self._copies * B, P + G)
         if self.cache == "block":
             many = lambda x: jnp.concatenate([x] * self._copies)
-            requests = window.unconditional(request) if self.guided else request
+            requests = window.unconditional(request) if self.classifier_free else request
             _, cache = window.forward(
                 score, requests, many(canvas.tokens), cache, many(zero), requests.prompt_length,
                 jnp.zeros((self._copies * B, 1), jnp.int32), window.ranks(requests, self.block_length), (P,))
@@ -199,26 +211,26 @@ class MaskedDiffusion:
 
     @property
     def _copies(self) -> int:
-        return 2 if self.guided else 1
+        return 2 if self.classifier_free else 1
 
     def _logits(self, score, request, state, start, stop, wanted, length):
         """Returns the (B, C, V) logits of the wanted tokens, and the cache."""
         many = lambda x: jnp.concatenate([x] * self._copies)
-        requests = window.unconditional(request) if self.guided else request
+        requests = window.unconditional(request) if self.classifier_free else request
         rank = window.ranks(requests, length if self.cache == "block" else 0)
         widths = cache_policies.widths(self.cache, request, length, self.multi_block, score.shift)
         hidden, cache = window.forward(
             score, requests, many(state.canvas.tokens), state.cache, many(start), many(stop), many(wanted), rank,
             widths)
         logits = score.head(hidden)
-        if self.guided:
+        if self.classifier_free:
             conditional, free = jnp.split(logits, 2)
             logits = free + (self.cfg_scale + 1.0) * (conditional - free)
         return logits, cache
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `state.Decoder.step`."""
-        if self.guided is None:
+        if not self._is_resolved:
             return self.resolved().step(score, request, state)
         s, B, G, L = state, request.batch, request.capacity, self._length(request.capacity)
         live, limit, masked = ~s.done, request.max_new_tokens, early_stops.masked(request, s.canvas)
@@ -296,7 +308,7 @@ class MaskedDiffusion:
 
         # as sure; the surest always
         nats = self.confidence == commit_rules.CONFIDENCES.index("entropy")
-        reach = commit_rules.above(sure, eligible, jnp.where(nats, -self.threshold, self.threshold))
+        reach = commit_rules.above(sure, eligible, jnp.where(nats, -self.threshold, self.threshold - 1.0))
         allowed = jnp.minimum(step + 1, whole) * limit // whole - (limit - left)
         seen = jnp.select([self.rule == FACTOR, self.rule == BUDGET],
                           [commit_rules.by_factor(sure, place, eligible, self.factor), jnp.minimum(reach, allowed)],
