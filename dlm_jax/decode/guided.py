@@ -95,9 +95,9 @@ class Guided:
       cache: what the drafter computes anew each round; the first round computes everything, and what lies before the
         window is read as it was last computed, which may be while it was masked. "none": everything. "prompt": all
         but the prompt. "free": from the block on that holds the first mask (FreeCache). "aggressive": from the last
-        committed token on. "sliding": `window_size` tokens on either side of it, and no drafts beyond. "block_boundary":
-        the released variant of "free", whose blocks are counted from the prompt's first token, and where a block
-        begins at the first mask, that token is drafted from its own output even if outputs are shifted.
+        committed token on. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
+        "block_boundary": the released variant of "free", whose blocks are counted from the prompt's first token, and
+        where a block begins at the first mask, that token is drafted from its own output even if outputs are shifted.
       block_length: tokens of a block of "free" and "block_boundary".
       window_size: tokens on either side of "sliding".
       verify_batch_size: drafts that the guide reads in one forward; 0 reads all of them at once.
@@ -139,8 +139,8 @@ class Guided:
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`; `guided_model.join` has checked the pair."""
         if not hasattr(config, "guide"):
-            raise ValueError("Guided needs a guide beside the drafter: model, params = dlm_jax.decode.guided_model.join("
-                             "model, params, guide_model, guide_params, vocabulary_map)")
+            raise ValueError("Guided needs a guide beside the drafter: model, params = dlm_jax.decode.guided_model.join"
+                             "(model, params, guide_model, guide_params, vocabulary_map)")
 
     def resolved(self) -> "Guided":
         """See `state.Decoder.resolved`: a test of acceptance becomes its thresholds."""

@@ -103,9 +103,9 @@ def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
     sizes = (drafter.vocab_size, guide.vocab_size)
     if vocabulary_map is None:
         if sizes[0] != sizes[1]:
-            raise ValueError(f"the drafter has {sizes[0]} ids and the guide {sizes[1]}, and no vocabulary_map says which "
-                             "are the same: data.vocabulary_map.build(draft_tokenizer, guide_tokenizer, draft_size="
-                             f"{sizes[0]}, guide_size={sizes[1]})")
+            raise ValueError(f"the drafter has {sizes[0]} ids and the guide {sizes[1]}, and no vocabulary_map says "
+                             "which are the same: data.vocabulary_map.build(draft_tokenizer, guide_tokenizer, "
+                             f"draft_size={sizes[0]}, guide_size={sizes[1]})")
         feed = to_draft = jnp.arange(sizes[0], dtype=jnp.int32)
     else:
         if (vocabulary_map.draft_size, vocabulary_map.guide_size) != sizes:
