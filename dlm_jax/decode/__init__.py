@@ -7,7 +7,6 @@ from dlm_jax.decode.guided_model import join
 from dlm_jax.decode.ledger import Ledger
 from dlm_jax.decode.lossless import check_lossless
 from dlm_jax.decode.masked import MaskedDiffusion
-from dlm_jax.decode.masked import MaskedDiffusion
 from dlm_jax.decode.masked_presets import (
     block_diffusion, d3llm, dream, fast_dllm, fast_dllm_dream, free_cache, free_cache_dream, llada)
 from dlm_jax.decode.orthrus import Orthrus

@@ -82,7 +82,7 @@ class _Reading:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guided:
-    """Draft by diffusion, commit what a causal guide agrees with; `guided_model.join` makes one model of the two.
+    """Draft by diffusion, commit what a causal guide agrees with; `decode.join` makes one model of the two.
 
     Attributes:
       rule: "paper" (the agreed prefix, or else the drafter's own first token), "assisted" (the released code's name
@@ -137,10 +137,10 @@ class Guided:
             check_number(name, value, *((1, float("inf"), int) if name == "top_k" else (0, 1)))
 
     def check_model(self, config: Any) -> None:
-        """See `state.Decoder.check_model`; `guided_model.join` has checked the pair."""
+        """See `state.Decoder.check_model`; `decode.join` has checked the pair."""
         if not hasattr(config, "guide"):
-            raise ValueError("Guided needs a guide beside the drafter: model, params = dlm_jax.decode.guided_model.join"
-                             "(model, params, guide_model, guide_params, vocabulary_map)")
+            raise ValueError("Guided needs a guide beside the drafter: model, params = dlm_jax.decode.join(model, "
+                             "params, guide_model, guide_params, vocabulary_map)")
 
     def resolved(self) -> "Guided":
         """See `state.Decoder.resolved`: a test of acceptance becomes its thresholds."""
