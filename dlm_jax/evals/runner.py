@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from dlm_jax.data.sources import Row
 from dlm_jax.data.tokenizer import encode_prompt, pieces
 from dlm_jax.decode import api
+from dlm_jax.decode.lossless import check_lossless
 from dlm_jax.evals.tasks import Task
 from dlm_jax.types import Params
 
@@ -125,6 +126,7 @@ def evaluate(
         "tokens": tokens,
         "tokens_per_forward": _ratio(tokens, steps),
         "forwards_per_token": _ratio(steps, tokens),
+        "tokens_per_verification": _per_verification(out),
         "forwards": _totals(out.ledger.forwards),
         "positions": _totals(out.ledger.positions),
         "seconds_per_answer": sum(_seconds(single).values()) / len(single.tokens),
@@ -138,8 +140,45 @@ def evaluate(
     }, answers
 
 
+def losslessness(
+    decoder: Any,
+    model: Any,
+    params: Params,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    max_new_tokens: int,
+    batch_size: int = 64,
+) -> dict[str, Any]:
+    """Checks a decoder that claims to answer, token for token, as plain autoregressive decoding of its model does.
+
+    Args:
+      decoder, model, params, tokenizer, task, max_new_tokens, batch_size: as in `evaluate`.
+
+    Returns:
+      Plain values that join the row of `evaluate`: the share of questions without any difference ("lossless"), and
+      how many of the differences are near ties and how many divergences.
+    """
+    prompts = [encode_prompt(tokenizer, each.prompt_messages) for each in task.rows]
+    found = check_lossless(model, params, prompts, decoder, max_new_tokens=max_new_tokens, batch_size=batch_size,
+                           eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
+    ties = sum(difference.near_tie for difference in found.differences)
+    return {
+        "lossless": 1 - len(found.differences) / len(prompts),
+        "near_ties": ties,
+        "divergences": len(found.differences) - ties,
+    }
+
+
 def _ratio(value: float, by: float) -> float | None:
     return value / by if by else None
+
+
+def _per_verification(out: api.Generation) -> float | None:
+    """Tokens committed a verification, None where other forwards commit some too."""
+    kinds = {kind for kind, rows in out.ledger.forwards.items() if rows.any()} - {"prefill"}
+    return _ratio(int(out.ledger.committed.sum()), int(out.ledger.forwards["verify"].sum())) if kinds == {
+        "draft", "verify"} else None
 
 
 def _seconds(out: api.Generation) -> dict[str, float]:

@@ -18,11 +18,11 @@ from dlm_jax.evals import report, tasks
 from launch.quickstart import kept, plan, rows, stages, summary
 
 _HELP = """\
-Trains a tiny autoregressive Qwen3 on worked word problems, converts it to ReFusion, answers held-out questions
-with both, and writes results.json and report.html.
+Trains a tiny autoregressive Qwen3 on worked word problems, makes models of other kinds from it, answers held-out
+questions with all of them, and writes results.json and report.html.
 
 examples:
-  python -m launch.quickstart                     the whole job: 15 minutes or less on 2 idle cores
+  python -m launch.quickstart                     the whole job: under 20 minutes on 2 idle cores
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
   python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlm_jax import decode
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.objectives import autoregressive, refusion
+from dlm_jax.objectives import autoregressive, orthrus, refusion
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,14 @@ class Budget:
     vocabulary: int = 2048
     batch_tokens: int = 2304
     longest: int = 320
-    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {"seed": 800, "refusion": 3200})
+    steps: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {"seed": 800, "refusion": 3200, "orthrus": 400})
 
 
 BUDGETS = {
     "standard": Budget(),
     "smoke": Budget(rows=400, questions=8, layers=2, width=32, intermediate=64, heads=2, kv_heads=1, vocabulary=400,
-                    batch_tokens=640, longest=160, steps={"seed": 20, "refusion": 20}),
+                    batch_tokens=640, longest=160, steps={"seed": 20, "refusion": 20, "orthrus": 20}),
 }
 
 
@@ -50,10 +51,9 @@ class Training:
     Attributes:
       name: of its folders, and in the budget. title, family: in the report; a family shares a colour.
       start: the training it continues; None starts from fresh parameters.
-      body: family of the model it trains, made from the one it starts from (see `stages.adapted`).
-      objective: what it minimises.
+      body, logit_shift: of the model it trains, made from the one it starts from (see `stages.adapted`).
+      objective: what it minimises, and which parameters it changes.
       learning_rate: its peak.
-      trainable: which parameters it changes, as in `TrainConfig`; None changes all.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Training:
     family: str
     start: str | None = "seed"
     body: str = "qwen3"
+    logit_shift: int | None = None
     objective: Any
     learning_rate: float = 3e-3
-    trainable: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,7 @@ class System:
       name: in the table. label: beside its point in the chart. family: whose colour and line it has.
       training: whose model it is.
       decoder: how it decodes.
+      lossless: whether it claims to answer as the autoregressive view alone would, which is then checked.
       headline: named in the summary, the examples and the replay; the first one is the baseline.
     """
 
@@ -82,6 +83,7 @@ class System:
     family: str
     training: str
     decoder: Any
+    lossless: bool = False
     headline: bool = False
 
 
@@ -92,6 +94,8 @@ TRAININGS = (
     # these answers are a few slots long: floor(tK) of them would never mask all, which is how decoding begins
     Training(name="refusion", title="ReFusion", family="ReFusion",
              objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
+    Training(name="orthrus", title="Orthrus", family="Orthrus", body="orthrus",
+             objective=orthrus.Config(mask_id=MASK_ID, block_size=8, blocks=8, anchors="response")),
 )
 
 
@@ -103,5 +107,7 @@ def _refusion(tau: float, headline: bool = False) -> System:
 
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
-    _refusion(0.3), _refusion(0.6, headline=True), _refusion(0.8), _refusion(0.95),
+    _refusion(0.3), _refusion(0.6, headline=True), _refusion(0.8),
+    System(name="Orthrus", label="Orthrus", family="Orthrus", training="orthrus",
+           decoder=decode.Orthrus(block_size=8), lossless=True, headline=True),
 )

@@ -64,13 +64,14 @@ def make_model(tokenizer: Any, budget: Budget) -> Any:
         mask_token_id=tokenizer.mask_token_id))
 
 
-def adapted(model: Any, params: Params, body: str) -> Model:
+def adapted(model: Any, params: Params, body: str, logit_shift: int | None = None) -> Model:
     """Turns a trained model into one of another family.
 
     Args:
       model: the module.
       params: its parameters.
-      body: "orthrus" adds the second view; any other family shares the parameters' layout and takes them over.
+      body: "orthrus" adds the second view; any other family has the same parameters and takes them over.
+      logit_shift: as in `TransformerConfig`.
 
     Returns:
       The module of that family and its parameters.
@@ -79,7 +80,7 @@ def adapted(model: Any, params: Params, body: str) -> Model:
         return model, params
     if body == "orthrus":
         return build.init_from_ar(model, params)
-    return build.build(model.config.replace(family=body)), params
+    return build.build(model.config.replace(family=body, logit_shift=logit_shift)), params
 
 
 def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, Any]]:
@@ -104,7 +105,8 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
             model = make_model(job.tokenizer, job.budget)
             params = build.init_params(model, jax.random.key(job.seed))
         else:
-            model, params = adapted(*dlm_jax.load(weights_of(job.out, training.start)), training.body)
+            model, params = adapted(
+                *dlm_jax.load(weights_of(job.out, training.start)), training.body, training.logit_shift)
         devices = jax.device_count()
         batch_size = max(1, job.budget.batch_tokens // job.length // devices) * devices
         pipeline = Pipeline(rows, job.tokenizer, batch_size=batch_size, length=job.length, seed=job.seed)
@@ -112,8 +114,7 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
             model, params, pipeline,
             TrainConfig(objective=training.objective, steps=steps, batch_size=batch_size,
                         learning_rate=training.learning_rate, warmup_steps=min(50, steps), beta2=0.98,
-                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10,
-                        trainable=training.trainable),
+                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10),
             job.out / "training" / training.name, resume=True)
         if not result.finished:
             raise Stopped(f"{training.title} stopped at step {result.step}; the same command continues from there")
@@ -146,6 +147,8 @@ def answer(system: System, job: Job, models: dict[str, Model], task: tasks.Task)
         ask = dict(max_new_tokens=job.room, seed=job.seed)
         subject = (system.name, system.decoder, *models[system.training], job.tokenizer)
         row, answers = runner.evaluate(*subject, task, **ask)
+        if system.lossless:
+            row |= runner.losslessness(*subject[1:], task, max_new_tokens=job.room)
         tracks = [runner.replay(*subject, question, **ask) for question in task.rows[:3 if system.headline else 0]]
         return {"row": {**row, "family": system.family, "label": system.label, "headline": system.headline},
                 "answers": [dataclasses.asdict(each) for each in answers],

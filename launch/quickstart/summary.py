@@ -12,7 +12,7 @@ from dlm_jax.evals import tasks
 from dlm_jax.models import build
 from launch.quickstart import plan
 
-_CURVES = {"loss": "whole", "loss_ar": "autoregressive part", "loss_mdm": "denoising part"}
+_CURVES = {"loss": "whole", "loss_ar": "autoregressive part", "loss_mdm": "denoising part"}  # of the report
 
 
 def summarise(title: str, task: tasks.Task, trained: dict[str, Any], answered: dict[str, Any],

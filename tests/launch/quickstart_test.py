@@ -15,7 +15,7 @@ from launch.quickstart import kept, plan, rows, stages
 from tests.conftest import ROOT
 
 TINY = plan.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
-                   batch_tokens=800, longest=96, steps={"seed": 2, "refusion": 2})
+                   batch_tokens=800, longest=96, steps={training.name: 2 for training in plan.TRAININGS})
 
 
 def row(i):
@@ -49,7 +49,9 @@ def test_the_results_have_a_row_for_every_system(job):
         counted = sum(n for kind, n in system["forwards"].items() if kind not in ("prefill", "guide"))
         assert system["tokens_per_forward"] == pytest.approx(system["tokens"] / counted)
         assert system["tokens_per_second"] > 0 and system["wall_seconds"] > 0
-    assert [t["steps"] for t in results["trainings"]] == [2, 2]
+    assert [(t["name"], t["steps"]) for t in results["trainings"]] == [(t.name, 2) for t in plan.TRAININGS]
+    assert [s["name"] for s in results["systems"] if s.get("lossless") is not None] == ["Orthrus"]
+    assert all(s["lossless"] == 1 and s["tokens_per_verification"] >= 1 for s in results["systems"] if "lossless" in s)
     assert set(results["curves"][1]["series"]) == {"whole", "autoregressive part", "denoising part"}
 
 
