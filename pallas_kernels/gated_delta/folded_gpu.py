@@ -1,6 +1,7 @@
 """The folded two-stream gated delta rule as Triton (GPU) kernels: one program per (batch row, value head), looping over chunks.
 
-Lowering is checked in tests; nothing has been timed on a device, so these run only when asked for by name.
+Lowering is checked in tests; nothing has been timed on a device, so these run only when asked for by name. At chunk 64 and width
+128 the backward kernel wants more shared memory than Hopper has (results/triton_resources.md).
 Letters as in `streams`; N chunks.
 """
 from __future__ import annotations
