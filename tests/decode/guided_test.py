@@ -109,7 +109,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("aggressive", "block_boundary"))) for name in CASES])
 def test_equals_the_plain_reference(name):
     shift, decoder = CASES[name]
     for eos in (EOS, -1):
