@@ -7,7 +7,7 @@ from typing import Any
 
 from dlm_jax import decode
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.objectives import autoregressive, orthrus, refusion
+from dlm_jax.objectives import autoregressive, block_diffusion, masked_diffusion, orthrus, refusion
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class Budget:
     vocabulary: int = 2048
     batch_tokens: int = 2304
     longest: int = 320
-    steps: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {"seed": 800, "refusion": 3200, "orthrus": 400})
+    steps: dict[str, int] = dataclasses.field(default_factory=lambda: {
+        "seed": 800, "refusion": 3200, "orthrus": 300, "masked": 1000, "block": 400, "guide": 80})
 
 
 BUDGETS = {
     "standard": Budget(),
     "smoke": Budget(rows=400, questions=8, layers=2, width=32, intermediate=64, heads=2, kv_heads=1, vocabulary=400,
-                    batch_tokens=640, longest=160, steps={"seed": 20, "refusion": 20, "orthrus": 20}),
+                    batch_tokens=640, longest=160, steps=dict.fromkeys(Budget().steps, 20)),
 }
 
 
@@ -52,7 +52,8 @@ class Training:
       name: of its folders, and in the budget. title, family: in the report; a family shares a colour.
       start: the training it continues; None starts from fresh parameters.
       body, logit_shift: of the model it trains, made from the one it starts from (see `stages.adapted`).
-      objective: what it minimises, and which parameters it changes.
+      objective: what it minimises.
+      trainable: which parameters it changes, as in `TrainConfig`; None leaves that to the objective.
       learning_rate: its peak.
     """
 
@@ -63,6 +64,7 @@ class Training:
     body: str = "qwen3"
     logit_shift: int | None = None
     objective: Any
+    trainable: str | None = None
     learning_rate: float = 3e-3
 
 
@@ -72,7 +74,7 @@ class System:
 
     Attributes:
       name: in the table. label: beside its point in the chart. family: whose colour and line it has.
-      training: whose model it is.
+      training: whose model it is. guide: the training whose model guides it, for decoders that take a guide.
       decoder: how it decodes.
       lossless: whether it claims to answer as the autoregressive view alone would, which is then checked.
       headline: named in the summary, the examples and the replay; the first one is the baseline.
@@ -82,12 +84,14 @@ class System:
     label: str
     family: str
     training: str
+    guide: str | None = None
     decoder: Any
     lossless: bool = False
     headline: bool = False
 
 
-MASK_ID = tokenizers.SPECIAL.index(tokenizers.MASK)
+MASK_ID, END_ID = map(tokenizers.SPECIAL.index, (tokenizers.MASK, tokenizers.END))
+BLOCK = 8  # tokens
 
 TRAININGS = (
     Training(name="seed", title="AR seed", family="AR", start=None, objective=autoregressive.Config()),
@@ -95,7 +99,15 @@ TRAININGS = (
     Training(name="refusion", title="ReFusion", family="ReFusion",
              objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
     Training(name="orthrus", title="Orthrus", family="Orthrus", body="orthrus",
-             objective=orthrus.Config(mask_id=MASK_ID, block_size=8, blocks=8, anchors="response")),
+             objective=orthrus.Config(mask_id=MASK_ID, block_size=BLOCK, blocks=8, anchors="response")),
+    # attention alone: in so few steps, training everything loses the seed's arithmetic and does not find it again
+    Training(name="masked", title="Masked diffusion", family="Masked diffusion", body="a2d-qwen3", logit_shift=1,
+             objective=masked_diffusion.Config(mask_id=MASK_ID, eos_id=END_ID, antithetic=True, eps=0.05),
+             trainable="attention"),
+    Training(name="block", title="Block diffusion", family="Block diffusion", body="a2d-qwen3",
+             objective=block_diffusion.Config(mask_id=MASK_ID, eos_id=END_ID, block_size=BLOCK, antithetic=True),
+             trainable="attention"),
+    Training(name="guide", title="Weak guide", family="AR", start=None, objective=autoregressive.Config()),
 )
 
 
@@ -105,9 +117,27 @@ def _refusion(tau: float, headline: bool = False) -> System:
                   headline=headline)
 
 
+def _masked(name: str, training: str = "masked", headline: bool = False, guide: str | None = None,
+            **settings) -> System:
+    family = next(t.family for t in TRAININGS if t.name == training)
+    kind = decode.MaskedDiffusion if guide is None else decode.Guided
+    return System(name=f"{family}, {name}", label=name, family=family, training=training, guide=guide,
+                  decoder=kind(block_length=BLOCK, **settings), headline=headline)
+
+
+# guided decoding reads all drafts of a round at once: answers are short
+_GUIDED = dict(cache="free", verify_batch_size=0)
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
     _refusion(0.3), _refusion(0.6, headline=True), _refusion(0.8),
     System(name="Orthrus", label="Orthrus", family="Orthrus", training="orthrus",
-           decoder=decode.Orthrus(block_size=8), lossless=True, headline=True),
+           decoder=decode.Orthrus(block_size=BLOCK), lossless=True, headline=True),
+    _masked("vanilla", rule="quota", early_stop="none"),
+    _masked("threshold"),
+    _masked("dual cache", cache="dual"),
+    _masked("FreeCache", cache="free"),
+    _masked("FreeCache + guide", guide="seed", headline=True, **_GUIDED),
+    _masked("FreeCache + weak guide", guide="guide", **_GUIDED),
+    _masked("vanilla", training="block", rule="quota", cache="block", early_stop="block"),
+    _masked("threshold", training="block", cache="block", early_stop="block", headline=True),
 )

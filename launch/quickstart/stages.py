@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 import dlm_jax
+from dlm_jax import decode
 from dlm_jax.data.pipeline import Pipeline
 from dlm_jax.evals import runner, tasks
 from dlm_jax.models import build
@@ -114,7 +115,8 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
             model, params, pipeline,
             TrainConfig(objective=training.objective, steps=steps, batch_size=batch_size,
                         learning_rate=training.learning_rate, warmup_steps=min(50, steps), beta2=0.98,
-                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10),
+                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10,
+                        trainable=training.trainable),
             job.out / "training" / training.name, resume=True)
         if not result.finished:
             raise Stopped(f"{training.title} stopped at step {result.step}; the same command continues from there")
@@ -145,7 +147,10 @@ def answer(system: System, job: Job, models: dict[str, Model], task: tasks.Task)
 
     def run() -> dict[str, Any]:
         ask = dict(max_new_tokens=job.room, seed=job.seed)
-        subject = (system.name, system.decoder, *models[system.training], job.tokenizer)
+        model = models[system.training]
+        if system.guide is not None:
+            model = decode.join(*model, *models[system.guide])
+        subject = (system.name, system.decoder, *model, job.tokenizer)
         row, answers = runner.evaluate(*subject, task, **ask)
         if system.lossless:
             row |= runner.losslessness(*subject[1:], task, max_new_tokens=job.room)
