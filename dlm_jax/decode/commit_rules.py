@@ -20,8 +20,8 @@ def confidence(logits: Array, tokens: Array, kind: Array, keys: Array) -> Array:
     Args:
       logits: (B, C, V) float32.
       tokens: (B, C) int32 drafts.
-      kind: () int32 index into `CONFIDENCES`: probability of the draft, less 1; margin between the two likeliest
-        tokens, less 1; entropy, negative, in nats; random, uniform in [-1, 0).
+      kind: () int32 index into `CONFIDENCES`: probability of the draft, less 1; its margin over the likeliest
+        other token, less 1; entropy, negative, in nats; random, uniform in [-1, 0).
       keys: (B, C) PRNG keys, for "random".
     """
     weight = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
@@ -29,7 +29,7 @@ def confidence(logits: Array, tokens: Array, kind: Array, keys: Array) -> Array:
     without = lambda ids: jnp.where(jnp.arange(logits.shape[-1]) == ids[..., None], 0.0, weight)
 
     def margin():
-        others = without(jnp.argmax(weight, axis=-1))
+        others = without(tokens)
         return -(jnp.sum(others, axis=-1) + jnp.max(others, axis=-1)) / total
 
     def entropy():  # of weights w that sum to W: sum w log w / W - log W

@@ -51,7 +51,7 @@ class MaskedDiffusion:
         (block diffusion). "threshold": all that reach `threshold`. "factor": Fast-dLLM's rule. "budget": all that
         reach `threshold`, and no more than equal shares of `steps` so far (Fast-dLLM for Dream without a cache).
         The last three commit at least one token a forward.
-      confidence: "probability" of the draft, "margin" to the second likeliest token, "entropy" or "random".
+      confidence: "probability" of the draft, its "margin" over the likeliest other token, "entropy" or "random".
       cache: see `cache_policies`.
       early_stop: what an EOS does, see `early_stops`.
       first_token: the forward that opens a block commits its first token and nothing else (Fast-dLLM for Dream).

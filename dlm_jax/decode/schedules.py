@@ -18,8 +18,8 @@ def block_steps(steps: Array, tokens: Array, block_length: Array | int) -> tuple
       block_length: tokens of a block.
     """
     blocks = jnp.maximum(-(-tokens // block_length), 1)
-    whole = jnp.where(steps > 0, steps, blocks * block_length)
-    return jnp.maximum(whole // blocks, 1), whole
+    whole = jnp.where(steps > 0, steps, blocks * jnp.minimum(tokens, block_length))
+    return jnp.maximum(whole // blocks, 1), jnp.maximum(whole, 1)
 
 
 def even(tokens: Array, steps: Array, step: Array) -> Array:

@@ -1,0 +1,365 @@
+"""Masked-diffusion decoding against a plain loop, and what its schedules, rules and caches promise."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dlm_jax import decode
+from dlm_jax.decode import MaskedDiffusion, api, commit_rules, generate, loop, schedules, stream
+from dlm_jax.models import build
+from dlm_jax.models.config import TransformerConfig
+from tests.decode import masked_reference as reference
+
+V, MASK, EOS = 64, 63, 1
+LIMITS = [20, 19, 13]
+MODELS = {"llada": dict(family="llada"), "dream": dict(family="a2d-qwen3", logit_shift=1)}
+RULES = {
+    "threshold": dict(rule="threshold", threshold=0.3),
+    "sure": dict(rule="threshold", threshold=0.6, early_stop="none"),
+    "entropy": dict(rule="threshold", confidence="entropy", threshold=1.5),
+    "margin": dict(rule="threshold", confidence="margin", threshold=0.1, early_stop="run"),
+    "factor": dict(rule="factor", factor=2.0, early_stop="none"),
+    "quota": dict(rule="quota", steps=12, early_stop="none"),
+    "quota_fill": dict(rule="quota", confidence="margin", steps=6),
+    "one_by_one": dict(rule="quota", early_stop="run"),
+    "timesteps": dict(rule="timesteps", steps=12, confidence="entropy", early_stop="none"),
+    "timesteps_run": dict(rule="timesteps", early_stop="run", eos_run=2),
+    "block_timesteps": dict(rule="block_timesteps", steps=12, confidence="entropy", early_stop="none"),
+    "first_token": dict(rule="threshold", threshold=0.3, first_token=True, early_stop="none"),
+    "shares": dict(rule="shares", steps=18, early_stop="block"),
+    "shares_few": dict(rule="shares", steps=6, early_stop="none"),
+    "budget": dict(rule="budget", steps=6, threshold=0.3, early_stop="none"),
+}
+MULTI = {
+    "early": dict(block_add_threshold=0.1, decoded_token_threshold=0.5, early_stop="none"),
+    "forced": dict(block_add_threshold=0.3, decoded_token_threshold=0.3, threshold=0.2, early_stop="none"),
+    "late_fill": dict(block_add_threshold=0.1, decoded_token_threshold=0.1, early_stop="late_fill"),
+    "fill": dict(block_add_threshold=0.5, decoded_token_threshold=0.9, early_stop="fill"),
+}
+STREAMED = MaskedDiffusion(block_length=8, cache="dual", threshold=0.3, temperature=0.5, early_stop="none")
+CACHES = ("prefix", "dual", "free", "prompt", "block")
+
+
+def peaked(**changes):
+    """A random model whose confidences spread over (0, 1), so that every branch of a decoder is walked."""
+    model = build.build(TransformerConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        rope_theta=1e4, initializer_range=0.35, max_position_embeddings=512, eos_token_id=EOS, mask_token_id=MASK,
+        **changes))
+    return model, build.init_params(model, jax.random.key(5))
+
+
+def prompts(seed: int, count: int):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(2, V - 1, rng.integers(1, 14)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def networks():
+    return {name: peaked(**changes) for name, changes in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def common(networks):
+    """Per model, a token that comes often: as EOS it walks every early stop."""
+    def often(model, params):
+        out = generate(model, params, prompts(1, 3), MaskedDiffusion(block_length=8), max_new_tokens=LIMITS, eos_id=-1)
+        return int(np.bincount(np.concatenate(out.tokens)).argmax())
+    return {name: often(*network) for name, network in networks.items()}
+
+
+def predictor(model, params, size=40):
+    """Returns the reference's view of a model: outputs of ids under a mask, padded to one shape."""
+    @jax.jit
+    def forward(tokens, mask):
+        score = model.scorer(params)
+        return score.head(score.hidden(tokens, jnp.arange(size)[None], mask)[0])
+
+    def predict(ids, visible):
+        tokens, mask = np.zeros((1, size), int), np.eye(size, dtype=bool)[None]
+        tokens[0, :len(ids)], mask[0, :len(ids), :len(ids)] = ids, visible
+        return np.asarray(forward(jnp.array(tokens), jnp.array(mask)))[0, :len(ids)]
+
+    return predict
+
+
+def check_against_reference(model, params, decoder, eos, **settings):
+    rows, predict = prompts(1, 3), predictor(model, params)
+    out = generate(model, params, rows, decoder, max_new_tokens=LIMITS, eos_id=eos)
+    for i, (row, limit) in enumerate(zip(rows, LIMITS)):
+        tokens, at, forwards = reference.decode(
+            predict, row, length=limit, mask=MASK, eos=eos, shift=model.config.shift, **settings)
+        assert out.canvas[i, :limit].tolist() == tokens
+        assert out.committed_at[i, :limit].tolist() == at
+        assert out.ledger.after_prefill()[i] == forwards
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_equal_the_plain_loop(networks, common, name, rule):
+    check_against_reference(*networks[name], MaskedDiffusion(block_length=8, **RULES[rule]), common[name], block=8,
+                            **RULES[rule])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_whole_answers_equal_the_plain_loop(networks, common, rule):
+    check_against_reference(*networks["dream"], MaskedDiffusion(block_length=0, **RULES[rule]), common["dream"],
+                            **RULES[rule])
+
+
+@pytest.mark.parametrize("case", MULTI)
+def test_several_open_blocks_equal_the_plain_loop(networks, common, case):
+    settings = dict(multi_block=True, rule="threshold", confidence="entropy", threshold=1.2) | MULTI[case]
+    check_against_reference(*networks["llada"], MaskedDiffusion(block_length=4, **settings), common["llada"], block=4,
+                            **settings)
+
+
+def test_guidance_without_the_prompt_equals_the_plain_loop(networks, common):
+    settings = dict(rule="threshold", threshold=0.5, cfg_scale=0.7)
+    check_against_reference(*networks["dream"], MaskedDiffusion(block_length=8, **settings), common["dream"], block=8,
+                            **settings)
+
+
+@pytest.mark.parametrize("rule", ["threshold", "shares", "quota", "first_token"])
+def test_cached_blocks_equal_the_plain_loop(networks, common, rule):
+    """Block diffusion's cache is exact: a finished block's keys and values never change."""
+    check_against_reference(*networks["dream"], MaskedDiffusion(block_length=8, cache="block", **RULES[rule]),
+                            common["dream"], block=8, cache="block", **RULES[rule])
+
+
+@pytest.mark.parametrize("cache", [c for c in CACHES if c != "block"])
+def test_refreshing_every_forward_equals_no_cache(networks, cache):
+    network, rows = networks["dream"], prompts(1, 3)
+    for rule in ("threshold", "timesteps", "first_token"):
+        plain = MaskedDiffusion(block_length=8, **RULES[rule])
+        fresh = dataclasses.replace(plain, cache=cache, refresh_every=1)
+        without, with_cache = (generate(*network, rows, d, max_new_tokens=LIMITS, eos_id=-1) for d in (plain, fresh))
+        np.testing.assert_array_equal(without.canvas, with_cache.canvas)
+        np.testing.assert_array_equal(without.committed_at, with_cache.committed_at)
+        np.testing.assert_array_equal(without.ledger.positions["denoise"], with_cache.ledger.positions["refresh"])
+        assert not with_cache.ledger.forwards["denoise"].any()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_a_cache_saves(networks, cache):
+    """The positions evaluated are the policy's windows, to the last one."""
+    rows = prompts(1, 3)
+    decoder = MaskedDiffusion(block_length=8, rule="quota", early_stop="none", cache=cache)
+    out = generate(*networks["dream"], rows, decoder, max_new_tokens=LIMITS, eos_id=-1)
+    for i, limit in enumerate(LIMITS):
+        at, total, block = out.committed_at[i, :limit], len(rows[i]) + limit, -1
+        fed = {"prefill": len(rows[i]) if cache == "block" else 0, "denoise": 0, "refresh": 0}
+        for t in range(1, at.max() + 1):
+            masked = np.flatnonzero(at >= t)
+            opens, block = masked[0] // 8 != block, masked[0] // 8
+            start = 0 if cache == "prompt" else block * 8
+            early = cache == "free" or start in masked  # outputs are shifted: the token before predicts the first
+            size = min(8, limit - start) if cache in ("dual", "block") else limit - start
+            if opens and (t == 1 and cache != "block" or cache in ("prefix", "dual")):
+                fed["refresh"] += total
+            elif opens and cache == "block" and t > 1:
+                fed["refresh"] += 8
+            else:
+                fed["denoise"] += size + early
+        assert {kind: out.ledger.positions[kind][i] for kind in fed} == fed
+        assert out.ledger.after_prefill()[i] == limit + (cache == "block") * ((limit - 1) // 8)
+
+
+def rows_alone(networks, decoder, chosen=(0, 2), limits=LIMITS):
+    """A batch of ragged rows is each row's own run in another bucket."""
+    network, rows = networks["dream"], prompts(1, 3)
+    together = generate(*network, rows, decoder, max_new_tokens=limits, seed=5)
+    for i in chosen:
+        request = api.make_request([rows[i]], max_new_tokens=limits[i], capacity=48 if i else 32, eos_id=EOS,
+                                   mask_id=MASK, seed=5, first_row=i, prompt_capacity=20)
+        alone = api._run(*network, decoder, request, 1, limits[i], EOS)
+        np.testing.assert_array_equal(alone.canvas[0], together.canvas[i, :limits[i]])
+        np.testing.assert_array_equal(alone.committed_at[0], together.committed_at[i, :limits[i]])
+        for kind in alone.ledger.forwards:
+            assert alone.ledger.forwards[kind][0] == together.ledger.forwards[kind][i], kind
+            assert alone.ledger.positions[kind][0] == together.ledger.positions[kind][i], kind
+
+
+@pytest.mark.parametrize("cache", ["free"])
+def test_rows_do_not_depend_on_neighbours_or_padding(networks, cache):
+    for rule in ("threshold", "timesteps", "margin"):
+        rows_alone(networks, MaskedDiffusion(block_length=8, cache=cache, temperature=0.7, **RULES[rule]), chosen=(2,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, cache", [
+    *itertools.product(["blocks"], ["none", *CACHES]), *itertools.product(["whole"], ["none", "prompt"]),
+    *itertools.product(["several"], ["none", "prefix", "dual", "free", "prompt"])])
+def test_every_combination_row_by_row(networks, schedule, cache):
+    kind = {"blocks": dict(block_length=8), "whole": dict(block_length=0), "several": dict(
+        block_length=4, multi_block=True)}[schedule]
+    for rule, settings in RULES.items():
+        if schedule == "several" and (settings["rule"] not in ("threshold", "factor") or rule == "first_token"):
+            continue
+        rows_alone(networks, MaskedDiffusion(cache=cache, **kind, **settings))
+        rows_alone(networks, MaskedDiffusion(cache=cache, temperature=0.8, top_k=20, commit_temperature=0.1, **kind,
+                                             **settings))
+        if cache not in ("none", "block"):
+            rows_alone(networks, MaskedDiffusion(cache=cache, refresh_every=3, **kind, **settings))
+
+
+def test_streaming_equals_the_compiled_loop(networks):
+    network, rows, decoder = networks["dream"], prompts(1, 3), STREAMED
+    compiled = generate(*network, rows, decoder, max_new_tokens=LIMITS, seed=3)
+    streamed = np.full_like(compiled.canvas, -1)
+    for event in stream(*network, rows, decoder, max_new_tokens=LIMITS, seed=3):
+        for place, token in zip(event.positions, event.tokens) if event.committed else ():
+            streamed[event.row, place] = token
+            assert compiled.committed_at[event.row, place] == event.forward
+    np.testing.assert_array_equal(streamed, np.where(compiled.committed_at >= 0, compiled.canvas, -1))
+
+
+@pytest.mark.slow
+def test_the_python_loop_equals_the_compiled_one(networks):
+    (model, params), rows = networks["dream"], prompts(1, 3)
+    compiled = generate(model, params, rows, STREAMED, max_new_tokens=LIMITS, seed=3)
+    request = api.make_request(rows, max_new_tokens=LIMITS, capacity=24, eos_id=EOS, mask_id=MASK, seed=3)
+    state = loop.python_loop(model.scorer(params), STREAMED, request)
+    np.testing.assert_array_equal(np.asarray(state.canvas.committed_at)[:3, :20], compiled.committed_at)
+    np.testing.assert_array_equal(np.asarray(state.canvas.tokens)[:3, :20], compiled.canvas)
+
+
+def test_rules_and_numbers_share_a_program(networks):
+    network, rows = networks["dream"], prompts(1, 3)
+    generate(*network, rows, MaskedDiffusion(block_length=8), max_new_tokens=LIMITS)
+    count = len(api.EXECUTABLES)
+    for settings in (*RULES.values(), dict(temperature=0.5, top_k=3), dict(commit_temperature=0.1)):
+        out = generate(*network, rows, MaskedDiffusion(block_length=8, **settings), max_new_tokens=LIMITS, eos_id=-1)
+        assert [len(t) for t in out.tokens] == LIMITS
+        assert all(MASK not in t for t in out.tokens)
+    assert len(api.EXECUTABLES) == count
+
+
+def test_literal_masks_stay(networks):
+    model, params = networks["dream"]
+    row = [*prompts(1, 1)[0], MASK, 5]
+    decoder = MaskedDiffusion(block_length=8)
+    with pytest.raises(ValueError, match=f"prompt 0 holds the mask token {MASK}"):
+        generate(model, params, [row], decoder, max_new_tokens=4)
+    out = generate(model, params, [row, *prompts(1, 2)], dataclasses.replace(decoder, literal_mask=True),
+                   max_new_tokens=LIMITS, eos_id=-1)
+    tokens, _, _ = reference.decode(predictor(model, params), row, length=20, mask=MASK, eos=-1, shift=1, block=8)
+    assert out.tokens[0].tolist() == tokens
+
+
+def test_shares_are_block_diffusions():
+    """Equal shares of what is left, half to even; no forward commits nothing."""
+    for tokens, steps in itertools.product(range(1, 17), range(1, 20)):
+        want, got, left, step = reference.plan(tokens, steps), [], jnp.array([tokens]), jnp.array([0])
+        while int(left[0]):
+            count, step = schedules.shares(left, jnp.array([steps]), step)
+            got.append(int(count[0]))
+            left = left - count
+        assert got == want, (tokens, steps)
+
+
+def test_time_falls_as_in_dream():
+    for steps, eps in ((7, 1e-3), (32, 1e-3), (100, 1e-2)):
+        times = np.linspace(1, eps, steps + 1)
+        for masked in (1, 5, 24, 61):
+            for i in range(steps - 1):
+                got = schedules.by_time(jnp.array([masked]), jnp.array([steps]), jnp.array([i]), jnp.float32(eps))
+                exact = masked * (1 - times[i + 1] / times[i])
+                assert int(got[0]) == math.floor(exact) or abs(exact - round(exact)) < 1e-4
+
+
+def test_even_shares_sum_to_the_block():
+    for tokens, steps in ((8, 3), (8, 8), (5, 4), (32, 20)):
+        shares = [int(schedules.even(jnp.array(tokens), jnp.array(steps), jnp.array(i))) for i in range(steps)]
+        assert sum(shares) == tokens and shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
+
+
+def test_confidences_and_counts():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 5, 11)) * 3
+    eligible = np.array([[1, 1, 0, 1, 1], [1, 0, 0, 0, 1]], bool)
+    keys = jax.random.split(jax.random.key(0), (2, 5))
+    token = jnp.array(logits.argmax(-1))
+    for kind in ("probability", "margin", "entropy"):
+        got = commit_rules.confidence(jnp.array(logits, jnp.float32), token, commit_rules.CONFIDENCES.index(kind), keys)
+        want = np.array([[reference.sureness(x, x.argmax(), kind) for x in row] for row in logits]) - (
+            kind != "entropy")
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        place = np.asarray(commit_rules.places(got, jnp.array(eligible)))
+        for row in range(2):
+            inside = np.flatnonzero(eligible[row])
+            order = sorted(inside, key=lambda c: -want[row, c])
+            assert [place[row, c] for c in order] == list(range(len(inside)))
+    sure = np.array([[0.99, 0.95, 0.9, 0.6, 0.1]]) - 1
+    for factor in (0.05, 0.2, 0.5, 1.0, 3.0):
+        for keep in range(1, 6):
+            open_ = np.arange(5)[None] < keep
+            place = commit_rules.places(jnp.array(sure, jnp.float32), jnp.array(open_))
+            got = commit_rules.by_factor(jnp.array(sure, jnp.float32), place, jnp.array(open_), factor)
+            assert int(got[0]) == reference.factor_count((sure[0, :keep] + 1).tolist(), factor)
+
+
+def test_confidences_near_one_keep_their_order():
+    logits = np.zeros((1, 3, 8), np.float32)
+    logits[0, :, 0] = [20.0, 20.5, 20.2]
+    got = commit_rules.confidence(jnp.array(logits), jnp.zeros((1, 3), jnp.int32), 0, jax.random.split(
+        jax.random.key(0), (1, 3)))
+    assert np.argsort(-np.asarray(got)[0]).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: MaskedDiffusion(rule="best"), "rule = 'best': accepted are"),
+    (lambda: MaskedDiffusion(cache="lru"), "cache = 'lru': accepted are"),
+    (lambda: MaskedDiffusion(block_length=0, cache="dual"), "give a block_length"),
+    (lambda: MaskedDiffusion(block_length=0, multi_block=True), "multi_block needs a block_length"),
+    (lambda: MaskedDiffusion(rule="quota", multi_block=True), "plans the steps of one block"),
+    (lambda: MaskedDiffusion(cache="block", multi_block=True), "hides later blocks"),
+    (lambda: MaskedDiffusion(rule="factor", confidence="entropy"), "bounds probabilities"),
+    (lambda: MaskedDiffusion(confidence="random"), "commits at random"),
+    (lambda: MaskedDiffusion(block_length=2.5), "block_length = 2.5"),
+    (lambda: decode.llada(remasking="high"), "remasking = 'high'"),
+    (lambda: decode.dream(alg="best"), "alg = 'best'"),
+    (lambda: decode.fast_dllm(factor=1.0), "give one"),
+])
+def test_nonsense_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("decoder, message", [
+    (MaskedDiffusion(threshold=0.0), "threshold = 0.0"),
+    (MaskedDiffusion(threshold=1.5), "threshold = 1.5"),
+    (MaskedDiffusion(threshold=float("nan")), "threshold = nan"),
+    (MaskedDiffusion(steps=8), "steps = 8 has no effect with rule = 'threshold'"),
+    (MaskedDiffusion(rule="factor", factor=0), "factor = 0"),
+    (MaskedDiffusion(rule="quota", block_length=8, steps=10), "multiple of 3"),
+    (MaskedDiffusion(cache="none", refresh_every=2), "nothing is stale"),
+    (MaskedDiffusion(cfg_scale=-1), "cfg_scale"),
+    (MaskedDiffusion(block_add_threshold=1.5), "block_add_threshold"),
+])
+def test_bad_numbers_are_named_before_any_compile(networks, decoder, message):
+    count = len(api.EXECUTABLES)
+    with pytest.raises(ValueError, match=message):
+        generate(*networks["llada"], [[2, 3]], decoder, max_new_tokens=20)
+    assert len(api.EXECUTABLES) == count
+
+
+def test_models_and_ids_that_do_not_fit(networks):
+    with pytest.raises(ValueError, match="needs a bidirectional model"):
+        generate(*peaked(family="qwen3"), [[2]], MaskedDiffusion(), max_new_tokens=4)
+    with pytest.raises(ValueError, match="must be a token of its own"):
+        generate(*networks["llada"], [[2]], MaskedDiffusion(), max_new_tokens=4, mask_id=EOS)
+
+
+def test_presets_are_points_of_the_product():
+    assert decode.llada(steps=64, block_length=32) == MaskedDiffusion(
+        steps=64, block_length=32, rule="quota", early_stop="none")
+    assert decode.fast_dllm(factor=1.0, threshold=None).rule == "factor"
+    assert decode.fast_dllm_dream(cache="none", steps=8).rule == "budget"
+    assert decode.free_cache(steps=8, block_length=8).cache == decode.free_cache_dream(steps=8, block_length=8).cache
+    assert decode.d3llm().multi_block and decode.block_diffusion(cfg_scale=0.5).cache == "block"
