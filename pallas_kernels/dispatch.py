@@ -14,7 +14,7 @@ _warned: set[tuple[str, str]] = set()
 
 @contextlib.contextmanager
 def use_backend(name: str):
-    """Sets the backend that "auto" means while tracing inside the block, for compiling ahead of time for an absent chip.
+    """Sets the backend that None means while tracing inside the block, for compiling ahead of time for an absent chip.
 
     Args:
       name: one of BACKENDS.
@@ -41,7 +41,7 @@ def automatic_backend() -> str:
 
 
 def device_problem(backend: str) -> str | None:
-    """Why this process's chip cannot run the backend's kernels, or None; unknown chips (ahead-of-time) are not judged."""
+    """Why this process's chip cannot run the backend's kernels, or None; absent chips are not judged."""
     if backend != jax.default_backend():
         return None
     device = jax.devices()[0]
@@ -52,6 +52,12 @@ def device_problem(backend: str) -> str | None:
         if not capability[:1].isdigit() or float(capability) < 8.0:
             return f"GPU {device.device_kind!r} is not an NVIDIA one of compute capability 8.0 or later"
     return None
+
+
+def shared_memory() -> int:
+    """Bytes of shared memory a GPU block may hold: of this process's GPU, of a Hopper one ahead of time."""
+    device = jax.devices()[0] if jax.default_backend() == "gpu" else None
+    return getattr(device, "shared_memory_per_block_optin", 227 * 1024)
 
 
 def choose(operation: str, backend: str | None, problem) -> str:
@@ -73,7 +79,8 @@ def choose(operation: str, backend: str | None, problem) -> str:
     if reason is None:
         return chosen
     if backend is not None:
-        raise ValueError(f"{operation}: backend {backend!r} cannot take this call: {reason}. Use backend='xla' or None.")
+        raise ValueError(f"{operation}: backend {backend!r} cannot take this call: {reason}. "
+                         "Use backend='xla' or None.")
     if (operation, reason) not in _warned:
         _warned.add((operation, reason))
         warnings.warn(f"{operation}: using the XLA form instead of {chosen!r}: {reason}.", stacklevel=3)

@@ -10,7 +10,7 @@ import jax
 
 
 class Entry(NamedTuple):
-    """One thing to time: its row so far, a call that starts the work (None if it failed), and how to wait for the last call."""
+    """One thing to time: its row so far, a call that starts the work (None if it failed), how to wait for the last."""
 
     row: dict[str, Any]
     run: Callable[[], Any] | None

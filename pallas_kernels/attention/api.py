@@ -16,8 +16,8 @@ from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import pad_mask
 
-# The decode form scores every query head against every key head, K times the needed products, and in return reads the cache in
-# place. It pays while that stays a few thousand rows of work per key; beyond, transposing the cache is cheaper.
+# The decode form scores every query head against every key head, K times the needed products, and in return reads the
+# cache in place. It pays while that stays a few thousand rows of work per key; beyond, a transposed cache is cheaper.
 _PACKED_WORK = 4096
 # The TPU kernels keep their list of tiles in scalar memory, 1 MiB in all; this many take half of it.
 _MAX_TILES = 1 << 16
@@ -38,7 +38,7 @@ def _grouped(q, keys):
 
 
 def _heads(call: _Call, q, mask):
-    """Key head of each row in the decode form, whose rows are (token, head) pairs; padding rows match nothing visible anyway."""
+    """Key head of each (token, head) row of the decode form; padding rows match nothing visible anyway."""
     if call.packed == (1, 1):
         return None
     (heads, keys), rows_k = call.packed, mask.rank_k.shape[1]
@@ -73,14 +73,16 @@ def _attend_bwd(call, residuals, d_out):
     args = (mask, call.score, call.block_q, call.block_k)
     if call.backend == "xla":
         group = lambda a: _grouped(a, k.shape[1])
-        dq, dk, dv = blocked_xla.backward(group(q), k, v, *args, group(lse[:, :, 0]), group(delta[:, :, 0]), group(d_out))
+        dq, dk, dv = blocked_xla.backward(group(q), k, v, *args, group(lse[:, :, 0]), group(delta[:, :, 0]),
+                                          group(d_out))
         return dq.reshape(q.shape), dk, dv, None
     if call.backend == "gpu":
         return (*flash_gpu.backward(q, k, v, *args, lse, delta, d_out), None)
     shape = k.shape
     if call.packed != (1, 1):
         k, v = (a.reshape(shape[0], 1, -1, shape[3]) for a in (k, v))
-    dq, dk, dv = flash_tpu.backward(q, k, v, *args, lse, delta, d_out, _heads(call, q, mask), interpret=call.backend == "interpret")
+    dq, dk, dv = flash_tpu.backward(q, k, v, *args, lse, delta, d_out, _heads(call, q, mask),
+                                    interpret=call.backend == "interpret")
     return dq, dk.reshape(shape), dv.reshape(shape), None
 
 
@@ -90,7 +92,8 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 def _check(q, k, v, mask):
     for name, array, letters in (("q", q, "(B, T, N, H)"), ("k", k, "(B, S, K, H)"), ("v", v, "(B, S, K, H)")):
         if array.ndim != 4:
-            raise ValueError(f"{name} has shape {array.shape}; expected rank 4, {letters}. Split heads from width before the call.")
+            raise ValueError(f"{name} has shape {array.shape}; expected rank 4, {letters}. "
+                             "Split heads from width before the call.")
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"{name} has dtype {array.dtype}; expected a floating dtype. Cast it first.")
         if 0 in array.shape:
@@ -100,15 +103,18 @@ def _check(q, k, v, mask):
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype. Cast them to it.")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q {q.shape} and k {k.shape} differ in batch or head width; expected (B, T, N, H) and (B, S, K, H).")
+        raise ValueError(f"q {q.shape} and k {k.shape} differ in batch or head width; "
+                         "expected (B, T, N, H) and (B, S, K, H).")
     if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads over {k.shape[2]} key heads; query heads must be a multiple of key heads.")
+        raise ValueError(f"{q.shape[2]} query heads over {k.shape[2]} key heads; "
+                         "query heads must be a multiple of key heads.")
     for field in Mask._fields:
         if not hasattr(mask, field):
             raise ValueError(f"the mask has no attribute {field!r}; it needs {', '.join(Mask._fields)} (see Mask).")
         array, tokens = getattr(mask, field), q.shape[1] if field.endswith("_q") else k.shape[1]
         if array.ndim != 2 or array.shape[1] != tokens or array.shape[0] not in (1, q.shape[0]):
-            raise ValueError(f"mask.{field} has shape {array.shape}; expected ({q.shape[0]}, {tokens}) or (1, {tokens}).")
+            raise ValueError(f"mask.{field} has shape {array.shape}; "
+                             f"expected ({q.shape[0]}, {tokens}) or (1, {tokens}).")
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(f"mask.{field} has dtype {array.dtype}; expected int32.")
 
@@ -118,7 +124,7 @@ def _round(n: int, multiple: int) -> int:
 
 
 class _Layout(NamedTuple):
-    """How a backend cuts a call: heads folded into the row axes or not, tile edges, padded rows, tiles of one batch row."""
+    """How a backend cuts a call: heads folded into rows or not, tile edges, padded rows, tiles of one batch row."""
 
     packed: bool
     block_q: int
@@ -131,8 +137,8 @@ class _Layout(NamedTuple):
 def _layout(q, k, block_q: int | None, block_k: int | None, backend: str) -> _Layout:
     """Tile edges default to 512, which amortises a grid step, on TPU; GPU kernels hold their tiles in registers."""
     (_, queries, heads, _), (_, keys, key_heads, _) = q.shape, k.shape
-    packed = (backend in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK and queries < keys
-              and 16 % key_heads == 0)
+    packed = (backend in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK
+              and queries < keys and 16 % key_heads == 0)
     if packed:
         queries, keys = queries * heads, keys * key_heads
     if block_q is None:
@@ -156,9 +162,15 @@ def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
             return f"{name}={edge} (TPU tiles are multiples of 128)"
         if backend == "gpu" and edge and edge & (edge - 1):
             return f"{name}={edge} (GPU tiles are powers of two)"
-    tiles = _layout(q, k, **edges, backend=backend).tiles
-    if backend == "tpu" and tiles > _MAX_TILES:
-        return f"{tiles} tiles for {q.shape[1]} queries and {k.shape[1]} keys (scalar memory lists {_MAX_TILES})"
+    layout = _layout(q, k, **edges, backend=backend)
+    if backend == "tpu" and layout.tiles > _MAX_TILES:
+        return f"{layout.tiles} tiles for {q.shape[1]} queries and {k.shape[1]} keys (scalar memory lists {_MAX_TILES})"
+    if backend == "gpu":
+        wanted = flash_gpu.shared_memory(q.shape[3], layout.block_q, layout.block_k, q.dtype)
+        limit = dispatch.shared_memory()
+        if wanted > limit:
+            return (f"{wanted} bytes of shared memory for {q.dtype} tiles of {layout.block_q} queries and "
+                    f"{layout.block_k} keys of width {q.shape[3]} (a block here has {limit})")
     return None
 
 
@@ -177,9 +189,9 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
                          block_k: int | None = None) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
 
-    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of it only
-    key tiles with something visible, such as the valid prefix of each row. (Heads of width 64 fill half a TPU's lanes: there
-    the compiler first copies the cache to pad them.)
+    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of
+    it only key tiles with something visible, such as the valid prefix of each row. (Heads of width 64 fill half a TPU's
+    lanes: there the compiler first copies the cache to pad them.)
 
     Args:
       q: (B, T, N, H) float32 or bfloat16 (float64 with the XLA form).
@@ -211,7 +223,8 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     if layout.packed:
         # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
         q = q.reshape(batch, 1, queries * heads, width)
-        mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]), *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
+        mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]),
+                    *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
     else:
         q = jnp.moveaxis(q, 2, 1)
     in_place = layout.packed and key_heads > 1   # the axis of a single key head moves without a copy

@@ -54,7 +54,8 @@ def abstract_inputs(shape: AttentionShape, sharding=None):
     make = lambda s, dtype: jax.ShapeDtypeStruct(s, dtype, sharding=sharding)
     q = make((shape.batch, shape.tokens, shape.query_heads, shape.width), shape.dtype)
     k = make((shape.batch, shape.keys, shape.key_heads, shape.width), shape.dtype)
-    mask = Mask(*(make((shape.batch, shape.tokens if f.endswith("_q") else shape.keys), jnp.int32) for f in Mask._fields))
+    mask = Mask(*(make((shape.batch, shape.tokens if f.endswith("_q") else shape.keys), jnp.int32)
+                  for f in Mask._fields))
     return q, k, k, mask
 
 

@@ -60,7 +60,8 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int):
             new_top = jnp.maximum(top, jnp.max(scores, -1))
             weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0.0)
             shrink = jnp.exp(top - new_top)
-            out = out * shrink[..., None] + _einsum("bkgts,bksh->bkgth", weights, _slice(v, j, block_k, 2), operand, acc)
+            values = _slice(v, j, block_k, 2)
+            out = out * shrink[..., None] + _einsum("bkgts,bksh->bkgth", weights, values, operand, acc)
             return new_top, total * shrink + jnp.sum(weights, -1), out
         start = (jnp.full(qi.shape[:-1], _NEG, acc), jnp.zeros(qi.shape[:-1], acc), jnp.zeros(qi.shape, acc))
         step = lambda j, carry: lax.cond(needed[i, j], lambda c: visit(j, c), lambda c: c, carry)

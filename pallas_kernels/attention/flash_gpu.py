@@ -1,6 +1,7 @@
-"""Block-mask flash attention as Triton (GPU) kernels: one program per tile row, looping over that row's non-empty tiles.
+"""Block-mask flash attention as Triton (GPU) kernels: one program per tile row, looping over its non-empty tiles.
 
-Lowering is checked in tests; no timing on a device stands behind the tile sizes, so these run only when asked for by name.
+Lowering is checked in tests; no timing on a device stands behind the tile sizes, so these run only when asked for by
+name.
 
 Letters: B batch, N query heads, K key heads, T query tokens, S keys, H head width; I and J tiles of queries and keys.
 """
@@ -28,7 +29,7 @@ def _dot(a, b, contract):
 
 
 def _row_lists(classes):
-    """(B, I, J) classes to per-row lists of non-empty tiles (4 * tile + class, non-empty first) and their lengths (B, I)."""
+    """(B, I, J) classes to lists of 4 * tile + class, non-empty tiles first, and the number of those (B, I)."""
     order = jnp.argsort(classes == EMPTY, axis=-1, stable=True).astype(jnp.int32)
     entries = order * 4 + jnp.take_along_axis(classes, order, -1)
     return entries, jnp.sum(classes != EMPTY, -1, dtype=jnp.int32)
@@ -58,14 +59,17 @@ def _forward_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, out_ref,
         entry = lists[i, t]
         j, kind = entry >> 2, entry & 3
         keys = pl.ds(j * block_k, block_k)
-        scores = _hide(score(_dot(q, k_ref[keys, :], (1, 1))), kind, lambda: _seen(mask_q, mask_k, i, j, block_q, block_k))
+        scores = _hide(score(_dot(q, k_ref[keys, :], (1, 1))), kind,
+                       lambda: _seen(mask_q, mask_k, i, j, block_q, block_k))
         new = jnp.maximum(top, jnp.max(scores, 1))
         weights = jnp.where(scores > 0.5 * _NEG, jnp.exp(scores - new[:, None]), 0.0)
         shrink = jnp.exp(top - new)
         v = v_ref[keys, :]
-        return new, total * shrink + jnp.sum(weights, 1), acc * shrink[:, None] + _dot(weights.astype(v.dtype), v, (1, 0))
+        acc = acc * shrink[:, None] + _dot(weights.astype(v.dtype), v, (1, 0))
+        return new, total * shrink + jnp.sum(weights, 1), acc
 
-    start = (jnp.full((block_q,), _NEG, jnp.float32), jnp.zeros((block_q,), jnp.float32), jnp.zeros(q.shape, jnp.float32))
+    start = (jnp.full((block_q,), _NEG, jnp.float32), jnp.zeros((block_q,), jnp.float32),
+             jnp.zeros(q.shape, jnp.float32))
     top, total, acc = lax.fori_loop(0, counts[i], visit, start)
     blind = total == 0.0
     safe = jnp.where(blind, 1.0, total)
@@ -82,8 +86,8 @@ def _cotangent_tile(q, k, v, d_out, lse, delta, kind, seen, score):
     return weights, score.pull_back(scores, weights * (_dot(d_out, v, (1, 1)) - delta[:, None]))
 
 
-def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, score, block_q,
-                           block_k):
+def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dq_ref, *, score,
+                           block_q, block_k):
     i = pl.program_id(0)
     here = pl.ds(i * block_q, block_q)
     q, do, lse_i, delta_i = q_ref[here, :], d_out[here, :], lse[here], delta[here]
@@ -100,8 +104,8 @@ def _query_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, l
     dq_ref[here, :] = acc.astype(dq_ref.dtype)
 
 
-def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dk_ref, dv_ref, *, score, group,
-                         block_q, block_k):
+def _key_gradient_kernel(lists, counts, q_ref, k_ref, v_ref, mask_q, mask_k, lse, delta, d_out, dk_ref, dv_ref, *,
+                         score, group, block_q, block_k):
     j = pl.program_id(0)
     here = pl.ds(j * block_k, block_k)
     k, v = k_ref[here, :], v_ref[here, :]
@@ -135,11 +139,33 @@ def _specs(q, k, mask, lists):
     return common, query, key, row, masks[:4], masks[4:]
 
 
+def _stages(width):
+    """Loop iterations whose loads are in flight at once: wide heads leave no room for two."""
+    return 1 if width > 128 else 2
+
+
 def _params(width, block_q, block_k, interpret):
-    """Warps enough for a tile's registers, and stages that leave its operands within 227 KiB of shared memory."""
+    """Warps enough for a tile's registers."""
     large = block_q * block_k > 4096 or width > 128
     return {"interpret": interpret,
-            "compiler_params": plgpu.CompilerParams(num_warps=8 if large else 4, num_stages=1 if width > 128 else 2)}
+            "compiler_params": plgpu.CompilerParams(num_warps=8 if large else 4, num_stages=_stages(width))}
+
+
+def shared_memory(width: int, block_q: int, block_k: int, dtype) -> int:
+    """Shared memory the largest of the three kernels asks for: tiles of q, k, v and d_out, scores, mask integers.
+
+    Fitted to what Triton's passes allocate for Hopper (results/triton_resources.md): no less wherever that is
+    within 227 KiB.
+
+    Args:
+      width: H.
+      block_q, block_k: tile edges.
+      dtype: of q, k and v.
+    Returns:
+      Bytes per block.
+    """
+    rows, stages = block_q + block_k, _stages(width)
+    return 2 * jnp.dtype(dtype).itemsize * rows * width + 4 * stages * block_q * block_k + 32 * (stages - 1) * rows
 
 
 def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, interpret=False):
@@ -148,10 +174,13 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, int
     lists, counts = _row_lists(tile_classes(mask, block_q, block_k))
     common, query, key, row, mask_q, mask_k = _specs(q, k, mask, lists)
     return pl.pallas_call(
-        functools.partial(_forward_kernel, score=score, block_q=block_q, block_k=block_k), grid=(queries // block_q, heads, batch),
+        functools.partial(_forward_kernel, score=score, block_q=block_q, block_k=block_k),
+        grid=(queries // block_q, heads, batch),
         in_specs=(*common, query, key, key, mask_q, mask_k), out_specs=(query, row),
-        out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)),
-        name="block_mask_attention_forward", **_params(width, block_q, block_k, interpret))(lists, counts, q, k, v, mask[:4], mask[4:])
+        out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype),
+                   jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)),
+        name="block_mask_attention_forward", **_params(width, block_q, block_k, interpret))(
+            lists, counts, q, k, v, mask[:4], mask[4:])
 
 
 def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
@@ -165,7 +194,8 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
     dq = pl.pallas_call(
         functools.partial(_query_gradient_kernel, **static), grid=(queries // block_q, heads, batch),
         in_specs=(*common, query, key, key, mask_q, mask_k, row, row, query), out_specs=query,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), name="block_mask_attention_dq", **_params(width, block_q, block_k, interpret))(
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        name="block_mask_attention_dq", **_params(width, block_q, block_k, interpret))(
             lists, counts, q, k, v, mask[:4], mask[4:], lse, delta, d_out)
     lists, counts = _row_lists(jnp.swapaxes(classes, 1, 2))
     common, _, _, _, mask_q, mask_k = _specs(q, k, mask, lists)

@@ -1,9 +1,11 @@
 """Block-mask flash attention as Mosaic (TPU) kernels walking a list of non-empty tiles.
 
-The grid is (head, work-list step); the list sits in scalar memory, so empty tiles are neither fetched nor computed, and its length
-bounds the grid at run time. Scores of the backward pass are transposed (keys by queries): the per-query statistics are then rows.
+The grid is (head, work-list step); the list sits in scalar memory, so empty tiles are neither fetched nor computed, and
+its length bounds the grid at run time. Scores of the backward pass are transposed (keys by queries): the per-query
+statistics are then rows.
 
-Letters: B batch, N query heads, K key heads, T query tokens, S keys, H head width; Q and X tile edges of queries and keys.
+Letters: B batch, N query heads, K key heads, T query tokens, S keys, H head width; Q and X tile edges of queries and
+keys.
 """
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Heads(NamedTuple):
 
 
 def pack_metadata(mask: Mask, heads: Heads | None = None) -> tuple[jax.Array, jax.Array]:
-    """(B, 8, T) and (B, 8, S) int32: floor, limit, group, order, head and rank, group, order, head in the first rows."""
+    """(B, 8, T) and (B, 8, S) int32, rows floor, limit, group, order, head and rank, group, order, head, then zeros."""
     def rows(parts, head):
         zero = jnp.zeros_like(parts[0])
         head = zero if head is None else jnp.broadcast_to(head, zero.shape)
@@ -73,7 +75,7 @@ def _divide(index, size: int):
 
 
 def _rows(ref):
-    """A key tile as rows: (X, H), or (tokens, K, H) of a cache read in place, whose rows are then (token, head) pairs."""
+    """A key tile as rows: (X, H), or (tokens, K, H) of a cache read in place, then one row a (token, head) pair."""
     return ref[...] if len(ref.shape) == 2 else ref[...].reshape(-1, ref.shape[-1])
 
 
@@ -151,7 +153,8 @@ def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_o
         dq[...] = acc[...].astype(dq.dtype)
 
 
-def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, score, mixed, group):
+def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dk, dv, acc_k, acc_v, *, score, mixed,
+                         group):
     kind, first, last = _decode(tiles)
     member = pl.program_id(2)     # query head inside the key head's group
 
@@ -206,7 +209,7 @@ def _in_specs(maps, block_q, block_k, width, backward):
 
 
 def _call(kernel, grid, in_specs, out_specs, out_shape, scratch, name, interpret, flops):
-    """A pallas_call over (heads, work list[, group]); flops is what a dense mask would cost, an upper bound for the scheduler."""
+    """A pallas_call over (heads, work list[, group]); flops are a dense mask's, an upper bound for the scheduler."""
     semantics = ("parallel",) + ("arbitrary",) * (len(grid) - 1)
     moved = sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(out_shape))
     return pl.pallas_call(
@@ -217,7 +220,8 @@ def _call(kernel, grid, in_specs, out_specs, out_shape, scratch, name, interpret
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics))
 
 
-def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, heads: Heads | None = None, interpret=False):
+def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, heads: Heads | None = None,
+            interpret=False):
     """Forward pass over padded arrays.
 
     Args:
@@ -239,18 +243,19 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, hea
     if heads is not None:
         # read in place: transposing or flattening a long cache would copy all of it, valid or not
         key = maps[1]
-        per_tile = pl.BlockSpec((None, block_k // k.shape[2], *k.shape[2:]), lambda *args: (key(*args)[0], key(*args)[2], 0, 0))
+        per_tile = pl.BlockSpec((None, block_k // k.shape[2], *k.shape[2:]),
+                                lambda *args: (key(*args)[0], key(*args)[2], 0, 0))
         in_specs[1:3] = [per_tile, per_tile]
     scratch = [pltpu.VMEM((block_q, _LANES), jnp.float32)] * 2 + [pltpu.VMEM((block_q, width), jnp.float32)]
     out_shape = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, count, 1, queries), jnp.float32))
     kernel = functools.partial(_forward_kernel, score=score, mixed=heads is not None)
-    return _call(kernel, (count, work.count), in_specs, (q_spec, row_spec), out_shape, scratch, "block_mask_attention_forward",
-                 interpret, 4 * batch * count * queries * mask.rank_k.shape[1] * width)(
+    return _call(kernel, (count, work.count), in_specs, (q_spec, row_spec), out_shape, scratch,
+                 "block_mask_attention_forward", interpret, 4 * batch * count * queries * mask.rank_k.shape[1] * width)(
                      work.rows, work.tiles, q, k, v, *pack_metadata(mask, heads))
 
 
-def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, heads: Heads | None = None,
-             interpret=False):
+def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out,
+             heads: Heads | None = None, interpret=False):
     """Backward pass: one kernel for dq over query rows of tiles, one for dk and dv over key rows.
 
     Args:
@@ -269,8 +274,8 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
     work = work_list(classes)
     in_specs, q_spec, _, _ = _in_specs(_maps(queries // block_q, group, True, False), block_q, block_k, width, True)
     mixed = heads is not None
-    dq = _call(functools.partial(_query_gradient_kernel, score=score, mixed=mixed), (count, work.count), in_specs, q_spec,
-               jax.ShapeDtypeStruct(q.shape, q.dtype), [pltpu.VMEM((block_q, width), jnp.float32)],
+    dq = _call(functools.partial(_query_gradient_kernel, score=score, mixed=mixed), (count, work.count), in_specs,
+               q_spec, jax.ShapeDtypeStruct(q.shape, q.dtype), [pltpu.VMEM((block_q, width), jnp.float32)],
                "block_mask_attention_dq", interpret, 3 * flops)(work.rows, work.tiles, *inputs)
     work = work_list(jnp.swapaxes(classes, 1, 2))
     in_specs, _, k_spec, _ = _in_specs(_maps(k.shape[2] // block_k, group, False, True), block_q, block_k, width, True)

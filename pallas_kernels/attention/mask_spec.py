@@ -56,12 +56,13 @@ def _index(batch: int, tokens: int) -> jax.Array:
 
 
 def document_bounds(documents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First and last token index of each token's document, (B, T) int32 each; a document changes where the number does."""
+    """First and last token index of each token's document, (B, T) int32 each; documents change where numbers do."""
     index = _index(*documents.shape)
     change = documents[:, 1:] != documents[:, :-1]
     edge = jnp.ones_like(documents[:, :1], bool)
     first = jax.lax.cummax(jnp.where(jnp.concatenate([edge, change], 1), index, 0), axis=1)
-    last = jax.lax.cummin(jnp.where(jnp.concatenate([change, edge], 1), index, documents.shape[1] - 1), axis=1, reverse=True)
+    last = jax.lax.cummin(jnp.where(jnp.concatenate([change, edge], 1), index, documents.shape[1] - 1), axis=1,
+                          reverse=True)
     return first, last
 
 
@@ -105,13 +106,15 @@ def bidirectional(lengths: jax.Array, tokens: int) -> Mask:
     return packed(jnp.where(valid, 0, -1), bidirectional=True)
 
 
-def two_stream(documents: jax.Array, block_size: int, views: int = 1, clean: str = "causal", noise: str = "bidirectional") -> Mask:
+def two_stream(documents: jax.Array, block_size: int, views: int = 1, clean: str = "causal",
+               noise: str = "bidirectional") -> Mask:
     """Training layout [clean, noisy view 1, ..., noisy view W]: queries and keys are all (W + 1) * T tokens.
 
     A noisy token sees the clean tokens of its document before its block, and its own block in its own view.
 
     Args:
-      documents: (B, T) int32 document numbers of the clean stream, negative for padding. Blocks count from a document's start.
+      documents: (B, T) int32 document numbers of the clean stream, negative for padding. Blocks count from a document's
+        start.
       block_size: P, tokens per diffusion block.
       views: W.
       clean: "causal" (FLARE, token-causal clean stream) or "block" (BD3-LM, clean tokens see their whole block).
@@ -159,7 +162,8 @@ def dual_pass(context: int, limits: jax.Array, block_size: int) -> Mask:
 def trust_window(prefix: jax.Array, capacity: int, verify: int, draft: int) -> Mask:
     """One forward over [verify rows, draft rows] against [cache, verify keys, draft keys] (FLARE decoding).
 
-    Verify rows are causal; draft rows see the cache, every verify row, and each other. `verify=0` is the Diffusion-Trust block.
+    Verify rows are causal; draft rows see the cache, every verify row, and each other. `verify=0` is the
+    Diffusion-Trust block.
 
     Args:
       prefix: (B,) int32 valid cache entries of each row.

@@ -29,7 +29,8 @@ def pad_mask(mask, queries: int, keys: int) -> Mask:
 def tile_classes(mask: Mask, block_q: int, block_k: int) -> jax.Array:
     """EMPTY, FULL or PARTIAL for every pair of tiles.
 
-    Never calls a tile empty that holds a visible pair, nor full one that hides a pair; a partial verdict may be cautious.
+    Never calls a tile empty that holds a visible pair, nor full one that hides a pair; a partial verdict may be
+    cautious.
 
     Args:
       mask: padded metadata, (B, T) with T a multiple of block_q and (B, S) with S a multiple of block_k.
@@ -44,7 +45,8 @@ def tile_classes(mask: Mask, block_q: int, block_k: int) -> jax.Array:
     high = lambda a, keep=True: jnp.max(jnp.where(keep, a, _LOW), -1)
     q, k = (lambda a: a[:, :, None]), (lambda a: a[:, None, :])
 
-    # queries with an empty interval must not widen their tile's, nor keys below every interval pull down their tile's least rank
+    # queries with an empty interval must not widen their tile's, nor keys below every interval pull down their tile's
+    # least rank
     some = limit >= floor
     least_floor = jnp.min(low(floor, some), -1)[:, None, None]
     ranked = (q(low(floor, some)) <= k(high(rank))) & (q(high(limit, some)) >= k(low(rank, rank >= least_floor)))
@@ -52,7 +54,8 @@ def tile_classes(mask: Mask, block_q: int, block_k: int) -> jax.Array:
     in_q, in_k = group_q >= 0, group_k >= 0
     grouped = ((q(low(group_q, in_q)) <= k(high(group_k, in_k))) & (q(high(group_q, in_q)) >= k(low(group_k, in_k)))
                & (k(low(order_k, in_k)) <= q(high(order_q, in_q))))
-    one_group = (q(low(group_q)) == q(high(group_q))) & (q(low(group_q)) == k(low(group_k))) & (k(low(group_k)) == k(high(group_k)))
+    one_group = ((q(low(group_q)) == q(high(group_q))) & (q(low(group_q)) == k(low(group_k)))
+                 & (k(low(group_k)) == k(high(group_k))))
     all_grouped = one_group & (q(low(group_q)) >= 0) & (k(high(order_k)) <= q(low(order_q)))
     some_visible = ranked | grouped
     return jnp.where(some_visible, jnp.where(all_ranked | all_grouped, FULL, PARTIAL), EMPTY).astype(jnp.int32)
@@ -63,7 +66,8 @@ class WorkList(NamedTuple):
 
     Attributes:
       rows: (B * I * J,) int32, b * I + i of each step (I the outer tile axis).
-      tiles: (B * I * J,) int32, inner tile j, times 16, plus 4 * class + 2 * (first step of its row) + (last step of its row).
+      tiles: (B * I * J,) int32, inner tile j, times 16, plus 4 * class + 2 * (first step of its row) + (last step of
+        its row).
       count: () int32, steps to take; entries beyond it are not read.
     """
 

@@ -13,21 +13,20 @@ import jax.numpy as jnp
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta import folded_gpu, folded_tpu, folded_xla, reference, routes
 from pallas_kernels.gated_delta.chunk import Operands, Plan
-from pallas_kernels.gated_delta.streams import (Stream, TwoStreamOutput, accumulation_dtype, check_blocks, check_documents,
-                                                check_stream, document_starts, pad_tokens)
+from pallas_kernels.gated_delta.streams import (Stream, TwoStreamOutput, accumulation_dtype, check_blocks,
+                                                check_documents, check_stream, document_starts, pad_tokens)
 
 FORMS = ("folded", "sequential", "route_i", "route_ii")
 PRECISIONS = ("float32", "bfloat16")
 
 
 def _implementation(backend):
+    """(forward, backward) of a backend; the second takes the chunk-start states as the first keeps them."""
     if backend == "tpu":
         return folded_tpu.forward, folded_tpu.backward
     if backend == "interpret":
-        return (functools.partial(folded_tpu.forward, interpret=True), functools.partial(folded_tpu.backward, interpret=True))
-    if backend == "gpu":
-        return folded_gpu.forward, folded_gpu.backward
-    return folded_xla.forward, folded_xla.backward
+        return tuple(functools.partial(f, interpret=True) for f in (folded_tpu.forward, folded_tpu.backward))
+    return folded_gpu.forward if backend == "gpu" else folded_xla.forward, folded_xla.backward
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -58,20 +57,27 @@ def _operand_dtype(clean: Stream, precision: str | None):
     return jnp.dtype(jnp.bfloat16) if clean.v.dtype == jnp.bfloat16 else jnp.dtype(accumulation_dtype(clean.v.dtype))
 
 
-def _problem(streams: tuple[Stream, ...], chunk: int, backend: str) -> str | None:
+def _problem(clean: Stream, noisy: Stream | None, chunk: int, operands, backend: str) -> str | None:
     """Why a kernel backend cannot take these shapes or dtypes, or None."""
-    for array in jax.tree.leaves(streams):
+    for array in jax.tree.leaves((clean, noisy)):
         if array.dtype not in (jnp.float32, jnp.bfloat16):
             return f"dtype {array.dtype} (kernels take float32 and bfloat16)"
     if backend == "interpret":
         return None
     if chunk % 16:
         return f"chunk of {chunk} tokens (kernels take multiples of 16)"
-    widths = streams[0].q.shape[-1], streams[0].v.shape[-1]
+    widths = clean.q.shape[-1], clean.v.shape[-1]
     if any(w not in (64, 128, 256) for w in widths):
         return f"head widths {widths} (kernels take 64, 128 and 256)"
-    if backend == "gpu" and chunk & (chunk - 1):
+    if backend == "tpu":
+        return None
+    if chunk & (chunk - 1):
         return f"chunk of {chunk} tokens (the GPU kernel takes powers of two)"
+    views, limit = 0 if noisy is None else noisy.q.shape[1], dispatch.shared_memory()
+    wanted = folded_gpu.shared_memory(chunk, *widths, views, operands)
+    if wanted > limit:
+        return (f"{wanted} bytes of shared memory for a chunk of {chunk} tokens, head widths {widths}, {views} noisy "
+                f"views and {operands} products (a block here has {limit}; a smaller chunk_size takes less)")
     return None
 
 
@@ -81,23 +87,25 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
                            precision: str | None = None, return_states: bool = False) -> TwoStreamOutput:
     """Gated delta rule over a causal clean stream and any number of noisy views seeded from it.
 
-    Each view's block starts from the clean state at the block's first token and every position of the block reads the block-end
-    state. Blocks are counted from token 0 of the row; a trailing partial block is read after its last token.
+    Each view's block starts from the clean state at the block's first token and every position of the block reads the
+    block-end state. Blocks are counted from token 0 of the row; a trailing partial block is read after its last token.
 
     Args:
       clean: Stream (or five arrays q, k, v, g, beta) with axes (B, T, ...); see `Stream` for shapes, dtypes and units.
       noisy: Stream with axes (B, W, T, ...), or None for a single causal stream.
       block_size: tokens per diffusion block; divides chunk_size.
       chunk_size: tokens processed by one round of matrix products.
-      documents: (B, T) integers; the clean state starts from zero where the number changes. Starts are multiples of block_size
-        (checked when the values are known, that is outside jit).
+      documents: (B, T) integers; the clean state starts from zero where the number changes. Starts are multiples of
+        block_size (checked when the values are known, that is outside jit).
       initial_state: (B, H, E, F) clean state before token 0, seen by each row's first document; zero when None.
       scale: readout factor; E**-0.5 when None.
       form: "folded" (default), or for comparison "sequential", "route_i", "route_ii".
-      backend: None picks by platform; "xla", "tpu", "gpu" or "interpret" insist (form "folded" only).
-      precision: dtype of product operands, "float32" or "bfloat16"; None follows the dtype of v. Sums are float32 or wider.
-      return_states: also return the clean state after every token (B, T, H, E, F); meant for windows of a few tokens, computed
-        token by token.
+      backend: None picks by platform; "xla", "tpu", "gpu" or "interpret" insist (form "folded" only). "gpu" is a
+        kernel forward and the XLA form backward.
+      precision: dtype of product operands, "float32" or "bfloat16"; None follows the dtype of v. Sums are float32 or
+        wider.
+      return_states: also return the clean state after every token (B, T, H, E, F); meant for windows of a few tokens,
+        computed token by token.
     Returns:
       TwoStreamOutput.
     Raises:
@@ -110,15 +118,17 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     check_blocks(block_size, chunk_size)
     batch, tokens, heads, width = clean.v.shape
     if tokens == 0:
-        raise ValueError("clean has T = 0 tokens; expected at least one. For a noisy block alone, pass clean tokens with "
-                         "beta = g = 0.")
+        raise ValueError("clean has T = 0 tokens; expected at least one. For a noisy block alone, pass clean tokens "
+                         "with beta = g = 0.")
     if noisy is not None:
         check_stream(noisy, "noisy", ("B", "W", "T"))
         if noisy.q.shape[1] == 0:
-            raise ValueError("noisy has W = 0 views; expected at least one. Pass noisy=None for the clean stream alone.")
+            raise ValueError("noisy has W = 0 views; expected at least one. "
+                             "Pass noisy=None for the clean stream alone.")
         for field, a, b in zip(Stream._fields, clean, noisy):
             if (b.shape[0], *b.shape[2:]) != a.shape:
-                raise ValueError(f"noisy.{field} has shape {b.shape}; expected (B, W, ...) matching clean.{field} {a.shape}.")
+                raise ValueError(f"noisy.{field} has shape {b.shape}; "
+                                 f"expected (B, W, ...) matching clean.{field} {a.shape}.")
     state_shape = (batch, heads, clean.q.shape[-1], width)
     if initial_state is not None and initial_state.shape != state_shape:
         raise ValueError(f"initial_state has shape {initial_state.shape}; expected (B, H, E, F) = {state_shape}.")
@@ -127,13 +137,13 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     if form not in FORMS:
         raise ValueError(f"form={form!r}; accepted: {', '.join(FORMS)}.")
     if (form != "folded" or return_states) and backend not in (None, "xla"):
-        raise ValueError(f"backend={backend!r} with form={form!r}, return_states={return_states}; only form 'folded' without "
-                         "states has kernels. Use backend=None.")
+        raise ValueError(f"backend={backend!r} with form={form!r}, return_states={return_states}; "
+                         "only form 'folded' without states has kernels. Use backend=None.")
     dtype = _operand_dtype(clean, precision)
     scale = clean.q.shape[-1] ** -0.5 if scale is None else float(scale)
     if form == "sequential" or return_states:
-        return reference.sequential(clean, noisy, block_size=block_size, documents=documents, initial_state=initial_state,
-                                    scale=scale, keep_states=return_states)
+        return reference.sequential(clean, noisy, block_size=block_size, documents=documents,
+                                    initial_state=initial_state, scale=scale, keep_states=return_states)
 
     # short inputs need no full chunk; doubling from a multiple of the block and of 16 rows keeps powers of two
     unit = math.lcm(block_size, 16)
@@ -147,12 +157,12 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     clean_p = Stream(*(pad_tokens(a, 1, chunk) for a in clean))
     noisy_p = None if noisy is None else Stream(*(pad_tokens(a, 2, chunk) for a in noisy))
     if form == "folded":
-        streams = (clean,) if noisy is None else (clean, noisy)
-        chosen = dispatch.choose("two_stream_gated_delta", backend, functools.partial(_problem, streams, chunk))
+        problem = functools.partial(_problem, clean, noisy, chunk, dtype)
+        chosen = dispatch.choose("two_stream_gated_delta", backend, problem)
         plan = Plan(block_size, scale, Operands(dtype), documents is not None)
         out, noisy_out, final = _folded(chosen, plan, chunk, clean_p, noisy_p, starts, state)
     else:
         route = routes.route_i if form == "route_i" else routes.route_ii
-        out, noisy_out, final = route(clean_p, noisy_p, block=block_size, chunk=chunk, starts=starts, state=state, scale=scale,
-                                      dtype=dtype)
+        out, noisy_out, final = route(clean_p, noisy_p, block=block_size, chunk=chunk, starts=starts, state=state,
+                                      scale=scale, dtype=dtype)
     return TwoStreamOutput(out[:, :tokens], None if noisy is None else noisy_out[:, :, :tokens], final)

@@ -11,7 +11,7 @@ from pallas_kernels.gated_delta.streams import Stream
 
 
 class GatedDeltaShape(NamedTuple):
-    """batch B, tokens T per stream, key heads J, value heads H, key width E, value width F, noisy views W, dtype of q, k, v."""
+    """Batch B, tokens T a stream, key heads J, value heads H, key width E, value width F, views W, dtype of q, k, v."""
 
     batch: int
     tokens: int
@@ -24,10 +24,14 @@ class GatedDeltaShape(NamedTuple):
 
 
 SHAPES = {
-    "paper": GatedDeltaShape(1, 4096, 16, 16, 128, 128, 1, "bfloat16"),        # FLARE Table 4: Qwen3.5-2B, L = 8192, half noisy
-    "two_views": GatedDeltaShape(1, 4096, 16, 16, 128, 128, 2, "bfloat16"),    # complementary-mask training
-    "grouped": GatedDeltaShape(1, 4096, 16, 32, 128, 128, 1, "bfloat16"),      # more value heads than key heads
-    "reduced": GatedDeltaShape(1, 1024, 4, 4, 64, 64, 1, "float32"),           # what a CPU times in seconds
+    # FLARE Table 4: Qwen3.5-2B, L = 8192, half noisy
+    "paper": GatedDeltaShape(1, 4096, 16, 16, 128, 128, 1, "bfloat16"),
+    # complementary-mask training
+    "two_views": GatedDeltaShape(1, 4096, 16, 16, 128, 128, 2, "bfloat16"),
+    # more value heads than key heads
+    "grouped": GatedDeltaShape(1, 4096, 16, 32, 128, 128, 1, "bfloat16"),
+    # what a CPU times in seconds
+    "reduced": GatedDeltaShape(1, 1024, 4, 4, 64, 64, 1, "float32"),
     "tiny": GatedDeltaShape(1, 256, 2, 2, 32, 32, 1, "float32"),
 }
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -1,9 +1,10 @@
 """One chunk of the folded two-stream gated delta rule: plain matrix algebra on one head, used by every backend.
 
-Everything is two-dimensional and built from dot, exp, where and iota, so that the same lines run batched under XLA, inside a
-Mosaic (TPU) kernel and inside a Triton (GPU) kernel, and so that `jax.vjp` of them is the backward kernel's body.
+Everything is two-dimensional and built from dot, exp, where and iota, so that the same lines run batched under XLA,
+inside a Mosaic (TPU) kernel and inside a Triton (GPU) kernel, and so that `jax.vjp` of them is the backward pass.
 
-Letters: C tokens of a chunk, E key width, F value width. G is the cumulative log gate inside the chunk, S the state before it.
+Letters: C tokens of a chunk, E key width, F value width. G is the cumulative log gate inside the chunk, S the state
+before it.
 
     V' = (I + A)^-1 (beta V - beta e^G K S)                A = strict_lower(beta K K^T e^(G_i - G_j))
     O  = s (e^G Q S + lower(Q K^T e^(G_i - G_j)) V')       S_next = e^(G_C) S + (e^(G_C - G) K)^T V'
@@ -13,9 +14,9 @@ and per noisy view (tilde), with everything restricted to diffusion blocks:
     R = Q~ (e^(end - j) K~)^T,  N = R (I + A~)^-1,  q^ = e^(whole block) Q~ - N (beta~ e^(start..j) K~)
     O~ = s (e^(G_seed) q^ S + (q^ K^T e^(G_seed - G_j) [j < block start]) V' + N beta~ V~)
 
-q^ is the query with the block's own state transition folded in, so the clean state at the block's start is only ever read through
-the chunk formula and never formed. Sums of log gates over an interval are masked matrix products rather than differences of
-prefix sums: all terms share a sign, so strong gates (-80 a token) cost no precision.
+q^ is the query with the block's own state transition folded in, so the clean state at the block's start is only ever
+read through the chunk formula and never formed. Sums of log gates over an interval are masked matrix products rather
+than differences of prefix sums: all terms share a sign, so strong gates (-80 a token) cost no precision.
 Source: FLARE Eqs. 9-12 and A.2.1; the folding is this project's.
 """
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ChunkStream(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a product treats its operands: the dtype they are rounded to, and the precision of products wider than bfloat16."""
+    """How a product treats its operands: the dtype they are rounded to, and the precision of all but bfloat16 ones."""
 
     dtype: jnp.dtype
     # float32 operands would otherwise be rounded to bfloat16 by the matrix units of TPUs
@@ -59,8 +60,9 @@ def _product(a, b, contract, operands):
     """a . b over one axis each, operands rounded to their dtype, accumulated in float32 (float64 for float64)."""
     acc = jnp.promote_types(operands.dtype, jnp.float32)
     precision = operands.wide if operands.dtype != jnp.bfloat16 else lax.Precision.DEFAULT
-    return lax.dot_general(a.astype(operands.dtype), b.astype(operands.dtype), (((contract[0],), (contract[1],)), ((), ())),
-                           precision=precision, preferred_element_type=acc)
+    axes = (((contract[0],), (contract[1],)), ((), ()))
+    return lax.dot_general(a.astype(operands.dtype), b.astype(operands.dtype), axes, precision=precision,
+                           preferred_element_type=acc)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -114,9 +116,9 @@ def _divide(index, size):
 def unit_lower_inverse(a: jax.Array, size: int, wide=lax.Precision.HIGHEST) -> jax.Array:
     """(I + a)^-1 for a strictly lower (C, C) matrix that is block diagonal with blocks of `size`.
 
-    Doubles the size of the inverted diagonal blocks: [[L, 0], [a, M]]^-1 = [[L^-1, 0], [-M^-1 a L^-1, M^-1]]. As many products as
-    powers by repeated squaring, but every intermediate is itself an inverse and stays small, where powers of `a` grow like binomial
-    coefficients when keys repeat (a run of mask tokens) and cancel to nothing in float32.
+    Doubles the size of the inverted diagonal blocks: [[L, 0], [a, M]]^-1 = [[L^-1, 0], [-M^-1 a L^-1, M^-1]]. As many
+    products as powers by repeated squaring, but every intermediate is itself an inverse and stays small, where powers
+    of `a` grow like binomial coefficients when keys repeat (a run of mask tokens) and cancel to nothing in float32.
 
     Args:
       a: (C, C) strictly lower triangular, zero outside diagonal blocks.
@@ -177,7 +179,8 @@ def _total_decay(g, path):
     return jnp.exp(jnp.sum(jnp.where(path, g, 0.0), axis=1, keepdims=True))
 
 
-def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...], state: jax.Array, starts: jax.Array | None,
+def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...], state: jax.Array,
+                  starts: jax.Array | None,
                   differentiable: bool = False) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
     """Advances the clean state by one chunk and reads both streams.
 
@@ -186,8 +189,8 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
       clean: the chunk's clean tokens.
       views: the chunk's tokens of each noisy view.
       state: (E, F) clean state before the chunk, accumulation dtype.
-      starts: (1, C) int32, first token of each token's document relative to the chunk's first token (negative: it began earlier),
-        or None without documents.
+      starts: (1, C) int32, first token of each token's document relative to the chunk's first token (negative: it began
+        earlier), or None without documents.
       differentiable: route products through their custom derivative rules (for `jax.vjp`); plain primitives otherwise.
     Returns:
       outputs (C, F), noisy outputs per view (C, F), next state (E, F), all in the accumulation dtype.
@@ -206,8 +209,8 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
     carried = last_keep = None
     if plan.has_documents:
         start = _column(starts, eye)
-        carried = (start < 0).astype(acc)                       # this row's document reaches back before the chunk
-        last = jnp.max(starts, axis=1, keepdims=True)            # starts never decrease: the document that leaves the chunk
+        carried = (start < 0).astype(acc)  # this row's document reaches back before the chunk
+        last = jnp.max(starts, axis=1, keepdims=True)  # starts never decrease: the document that leaves the chunk
         last_keep = (lax.broadcasted_iota(jnp.int32, (size, 1), 0) >= last).astype(acc)
         lower, below = lower & (col >= start), below & (col >= start)
 
@@ -253,8 +256,8 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
     return out, tuple(outs), next_state
 
 
-def chunk_backward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...], state: jax.Array, starts: jax.Array | None,
-                   d_out: jax.Array, d_views: tuple[jax.Array, ...], d_next: jax.Array):
+def chunk_backward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...], state: jax.Array,
+                   starts: jax.Array | None, d_out: jax.Array, d_views: tuple[jax.Array, ...], d_next: jax.Array):
     """Cotangents of `chunk_forward` (recomputed from the chunk's inputs and start state).
 
     Args:

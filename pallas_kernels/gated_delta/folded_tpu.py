@@ -1,6 +1,7 @@
 """The folded two-stream gated delta rule as Mosaic (TPU) kernels: the chunk algebra with the clean state held in VMEM.
 
-The grid is (batch row, value head, chunk); the chunk axis runs in order and carries the state (backward: its cotangent) in scratch.
+The grid is (batch row, value head, chunk); the chunk axis runs in order and carries the state (backward: its cotangent)
+in scratch.
 Letters as in `streams`; N chunks, C tokens per chunk.
 """
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _forward_kernel(plan, clean, noisy, starts, initial, out, noisy_out, final, 
         final[...] = after
 
 
-def _backward_kernel(plan, clean, noisy, starts, kept, d_out, d_noisy_out, d_final, d_clean, d_noisy, d_initial, d_state):
+def _backward_kernel(plan, clean, noisy, starts, kept, d_out, d_noisy_out, d_final, d_clean, d_noisy, d_initial,
+                     d_state):
     chunk = pl.program_id(2)
 
     @pl.when(chunk == 0)
@@ -83,9 +85,9 @@ def _backward_kernel(plan, clean, noisy, starts, kept, d_out, d_noisy_out, d_fin
     acc = d_state.dtype
     views = _per_view(noisy)
     d_views = tuple(d_noisy_out[w].astype(acc) for w in range(len(views)))
-    grads, view_grads, before = chunk_backward(plan, ChunkStream(*(r[...] for r in clean)), views, kept[...].astype(acc),
-                                               None if starts is None else starts[...], d_out[...].astype(acc), d_views,
-                                               d_state[...])
+    grads, view_grads, before = chunk_backward(
+        plan, ChunkStream(*(r[...] for r in clean)), views, kept[...].astype(acc),
+        None if starts is None else starts[...], d_out[...].astype(acc), d_views, d_state[...])
     for ref, value in zip(d_clean, grads):
         ref[...] = value.astype(ref.dtype)
     for w, view in enumerate(view_grads):
@@ -109,8 +111,8 @@ def chunk_rows(starts, chunk):
     return rows - (jnp.arange(rows.shape[1], dtype=jnp.int32) * chunk)[None, :, None, None]
 
 
-def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None, state: jax.Array,
-            keep_states: bool, interpret=False):
+def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None,
+            state: jax.Array, keep_states: bool, interpret=False):
     """Forward pass over whole chunks; arguments and results as `folded_xla.forward`.
 
     Chunk-start states are kept as (B, H, N, E, F), in the dtype of k.
@@ -131,7 +133,9 @@ def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, st
     n_spec = None if noisy is None else _specs(n_in, ratio, chunk_size, views, order)
     s_spec = None if starts is None else pl.BlockSpec((None, None, 1, chunk_size), lambda b, h, c: (b, c, 0, 0))
     kept = jax.ShapeDtypeStruct((batch, heads, chunks, *state.shape[2:]), clean.k.dtype) if keep_states else None
-    kept_spec = pl.BlockSpec((None, None, None, *state.shape[2:]), lambda b, h, c: (b, h, c, 0, 0)) if keep_states else None
+    kept_spec = None
+    if keep_states:
+        kept_spec = pl.BlockSpec((None, None, None, *state.shape[2:]), lambda b, h, c: (b, h, c, 0, 0))
     result = pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=(batch, heads, chunks),
@@ -147,8 +151,8 @@ def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, st
     return jnp.moveaxis(out, 1, 2), noisy_out, final, kept
 
 
-def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None, kept: jax.Array,
-             d_out: jax.Array, d_noisy: jax.Array | None, d_final: jax.Array, interpret=False):
+def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None,
+             kept: jax.Array, d_out: jax.Array, d_noisy: jax.Array | None, d_final: jax.Array, interpret=False):
     """Backward pass, chunks in reverse; arguments and results as `folded_xla.backward` (kept is (B, H, N, E, F))."""
     batch, tokens, heads, width = clean.v.shape
     ratio, chunks, views = heads // clean.q.shape[2], tokens // chunk_size, 0 if noisy is None else noisy.q.shape[1]
@@ -158,7 +162,8 @@ def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, s
     per_head = pl.BlockSpec((None, None, *d_final.shape[2:]), lambda b, h, c: (b, h, 0, 0))
     c_spec = _specs(c_in, ratio, chunk_size, 0, order)
     n_spec = None if noisy is None else _specs(n_in, ratio, chunk_size, views, order)
-    c_grad = _specs(c_in, 1, chunk_size, 0, order)   # one cotangent block per value head, summed over shared keys outside
+    # one cotangent block per value head, summed over shared keys outside
+    c_grad = _specs(c_in, 1, chunk_size, 0, order)
     n_grad = None if noisy is None else _specs(n_in, 1, chunk_size, views, order)
     s_spec = None if starts is None else pl.BlockSpec((None, None, 1, chunk_size), lambda b, h, c: (b, order(c), 0, 0))
     kept_spec = pl.BlockSpec((None, None, None, *d_final.shape[2:]), lambda b, h, c: (b, h, order(c), 0, 0))
@@ -176,5 +181,6 @@ def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, s
         out_shape=(grad_shapes(c_in, 1), grad_shapes(n_in, 2), jax.ShapeDtypeStruct(d_final.shape, d_final.dtype)),
         scratch_shapes=[pltpu.VMEM(d_final.shape[2:], d_final.dtype)],
         name="two_stream_gated_delta_backward", **_params(interpret))(
-            c_in, n_in, s_in, kept, jnp.moveaxis(d_out, 2, 1), None if noisy is None else jnp.moveaxis(d_noisy, 3, 2), d_final)
+            c_in, n_in, s_in, kept, jnp.moveaxis(d_out, 2, 1), None if noisy is None else jnp.moveaxis(d_noisy, 3, 2),
+            d_final)
     return (token_major(d_clean, clean, 1), None if noisy is None else token_major(d_views, noisy, 2), d_initial)

@@ -38,7 +38,8 @@ def _over_heads(function, noisy, starts, extra_in, extra_out):
 
     extra_in and extra_out give, per further argument and result, the axes at the three levels.
     """
-    for level, (clean_axes, noisy_axes) in enumerate(((_CLEAN_GROUP, _NOISY_GROUP), (_CLEAN_HEAD, _NOISY_HEAD), (_BATCH, _BATCH))):
+    levels = (_CLEAN_GROUP, _NOISY_GROUP), (_CLEAN_HEAD, _NOISY_HEAD), (_BATCH, _BATCH)
+    for level, (clean_axes, noisy_axes) in enumerate(levels):
         in_axes = (clean_axes, None if noisy is None else noisy_axes, None if starts is None or level < 2 else 0,
                    *(axes[level] for axes in extra_in))
         function = jax.vmap(function, in_axes=in_axes, out_axes=tuple(axes[level] for axes in extra_out))
@@ -86,11 +87,12 @@ def _take(tree, chunk, size, axis):
 
 
 def _put(buffers, values, chunk, size, axis):
-    return jax.tree.map(lambda b, x: lax.dynamic_update_slice_in_dim(b, x.astype(b.dtype), chunk * size, axis), buffers, values)
+    write = lambda b, x: lax.dynamic_update_slice_in_dim(b, x.astype(b.dtype), chunk * size, axis)
+    return jax.tree.map(write, buffers, values)
 
 
-def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None, state: jax.Array,
-            keep_states: bool):
+def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None,
+            state: jax.Array, keep_states: bool):
     """Forward pass over whole chunks.
 
     Args:
@@ -113,7 +115,8 @@ def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, st
         state, buffers = carry
         begin = chunk * chunk_size
         here = None if starts is None else _take(starts, chunk, chunk_size, 1) - begin
-        result = _forward_chunk(plan, _take(clean_g, chunk, chunk_size, 1), _take(noisy_g, chunk, chunk_size, 2), here, state)
+        result = _forward_chunk(plan, _take(clean_g, chunk, chunk_size, 1), _take(noisy_g, chunk, chunk_size, 2), here,
+                                state)
         outs = (_put(buffers[0], result[0], chunk, chunk_size, 1),)
         if noisy is not None:
             outs += (_put(buffers[1], result[2], chunk, chunk_size, 2),)
@@ -125,8 +128,8 @@ def forward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, st
     return buffers[0].reshape(clean.v.shape), noisy_out, last.reshape(state.shape), kept
 
 
-def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None, kept: jax.Array,
-             d_out: jax.Array, d_noisy: jax.Array | None, d_final: jax.Array):
+def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, starts: jax.Array | None,
+             kept: jax.Array, d_out: jax.Array, d_noisy: jax.Array | None, d_final: jax.Array):
     """Reverse scan: recomputes each chunk from its start state and pulls cotangents back through it.
 
     Args:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.gated_delta.streams import (Stream, TwoStreamOutput, accumulation_dtype, document_starts, pad_tokens,
-                                                repeat_heads)
+from pallas_kernels.gated_delta.streams import (Stream, TwoStreamOutput, accumulation_dtype, document_starts,
+                                                pad_tokens, repeat_heads)
 
 
 def _update(state, k, v, g, beta):
-    """One write: decay, predict, correct. Any leading axes; state (..., E, F), k (..., E), v (..., F), g and beta (...)."""
+    """One write: decay, predict, correct; state (..., E, F), k (..., E), v (..., F), g and beta (...)."""
     decayed = jnp.exp(g)[..., None, None] * state
     error = v - jnp.einsum("...e,...ef->...f", k, decayed, precision="highest")
     return decayed + k[..., :, None] * (beta[..., None] * error)[..., None, :]
@@ -26,7 +26,8 @@ def _time_major(stream: Stream, heads: int, axis: int, dtype):
 
 
 def sequential(clean: Stream, noisy: Stream | None = None, *, block_size: int = 1, documents: jax.Array | None = None,
-               initial_state: jax.Array | None = None, scale: float | None = None, keep_states: bool = False) -> TwoStreamOutput:
+               initial_state: jax.Array | None = None, scale: float | None = None,
+               keep_states: bool = False) -> TwoStreamOutput:
     """Runs both recurrences token by token.
 
     Args:
@@ -44,7 +45,8 @@ def sequential(clean: Stream, noisy: Stream | None = None, *, block_size: int = 
     batch, tokens, heads, width = clean.v.shape
     dtype = accumulation_dtype(clean.v.dtype)
     scale = clean.q.shape[-1] ** -0.5 if scale is None else scale
-    state = (jnp.zeros((batch, heads, clean.q.shape[-1], width), dtype) if initial_state is None else initial_state.astype(dtype))
+    state = (jnp.zeros((batch, heads, clean.q.shape[-1], width), dtype) if initial_state is None
+             else initial_state.astype(dtype))
     if documents is None:
         resets = jnp.zeros((batch, tokens), bool)
     else:

@@ -1,7 +1,7 @@
 """The two routes of the FLARE paper in plain XLA, kept to be measured against the folded form.
 
-Route I stores the clean state of every block boundary; Route II replays blocks in order inside each chunk and stores every
-stride-th state. Both share the standard chunkwise clean pass.
+Route I stores the clean state of every block boundary; Route II replays blocks in order inside each chunk and stores
+every stride-th state. Both share the standard chunkwise clean pass.
 
 Letters as in `streams`; N chunks, M blocks per chunk, C tokens per chunk, P tokens per block.
 """
@@ -61,7 +61,7 @@ def _clean_pass(x: Stream, starts, state, scale, dtype) -> CleanPass:
     last = sums[..., -1:]
     from_start, to_end, carry = jnp.exp(sums), jnp.exp(last - sums), jnp.exp(last)[..., None]
     if starts is not None:
-        starts = starts[:, None]                                                     # (B, 1, N, C): one pattern for all heads
+        starts = starts[:, None]  # (B, 1, N, C): one pattern for all heads
         lower = lower & (index[None, :] >= starts[..., None])
         from_start = from_start * (starts < 0)
         to_end = to_end * (index >= starts[..., -1:])
@@ -79,10 +79,12 @@ def _clean_pass(x: Stream, starts, state, scale, dtype) -> CleanPass:
         values = own - _dot("bhie,bhef->bhif", erase, s, dtype)
         return carry * s + _dot("bhie,bhif->bhef", write, values, dtype), (s.astype(dtype), values)
     carry = jnp.broadcast_to(carry, (*x.q.shape[:3], 1, 1))
-    final, (states, values) = lax.scan(step, state, jax.tree.map(lambda a: jnp.moveaxis(a, 2, 0), (own, erase, write, carry)))
+    final, (states, values) = lax.scan(step, state,
+                                       jax.tree.map(lambda a: jnp.moveaxis(a, 2, 0), (own, erase, write, carry)))
     states, values = jnp.moveaxis(states, 0, 2), jnp.moveaxis(values, 0, 2)
     scores = _dot("...ie,...je->...ij", x.q, x.k, dtype) * decay
-    out = _dot("...ie,...ef->...if", from_start[..., None] * x.q, states, dtype) + _dot("...ij,...jf->...if", scores, values, dtype)
+    out = (_dot("...ie,...ef->...if", from_start[..., None] * x.q, states, dtype)
+           + _dot("...ij,...jf->...if", scores, values, dtype))
     return CleanPass(scale * out.astype(acc), states, values, final)
 
 
@@ -96,13 +98,14 @@ def _noisy_blocks(x: Stream, seed, scale, dtype):
     system = jnp.where(strict, x.beta[..., None] * _dot("...ie,...je->...ij", x.k, x.k, dtype) * decay, 0.0)
     read = _dot("...ie,...je->...ij", x.q, jnp.exp(whole - sums)[..., None] * x.k, dtype)
     read = _dot("...ij,...jk->...ik", read, _inverse(system), dtype)
-    query = jnp.exp(whole)[..., None] * x.q - _dot("...ij,...je->...ie", read, (x.beta * jnp.exp(sums))[..., None] * x.k, dtype)
+    erased = (x.beta * jnp.exp(sums))[..., None] * x.k
+    query = jnp.exp(whole)[..., None] * x.q - _dot("...ij,...je->...ie", read, erased, dtype)
     own = _dot("...ij,...jf->...if", read, x.beta[..., None] * x.v, dtype)
     return scale * (_dot("...ie,...ef->...if", query, seed, dtype) + own)
 
 
 def _block_writes(x: Stream, clean: CleanPass, starts, block):
-    """Per-block pieces of FLARE Eq. 11, (B, H, N, M, ...): decay, decayed keys, corrected values, and starts-a-document flags."""
+    """Per-block pieces of FLARE Eq. 11, (B, H, N, M, ...): decay, decayed keys, corrected values, document starts."""
     split = lambda a: a.reshape(*a.shape[:3], -1, block, *a.shape[4:])
     sums = jnp.cumsum(split(x.g), -1)
     carry, keys = jnp.exp(sums[..., -1]), jnp.exp(sums[..., -1:] - sums)[..., None] * split(x.k)
@@ -135,7 +138,9 @@ def _prepare(clean, noisy, block, chunk, starts, state):
 
 
 def _finish(out, noisy_out, clean, noisy):
-    join = lambda a, like, axis: jnp.moveaxis(a.reshape(*a.shape[:axis + 1], -1, a.shape[-1]), axis, axis + 1).astype(like.v.dtype)
+    def join(a, like, axis):
+        tokens = a.reshape(*a.shape[:axis + 1], -1, a.shape[-1])
+        return jnp.moveaxis(tokens, axis, axis + 1).astype(like.v.dtype)
     return join(out, clean, 1), None if noisy_out is None else join(noisy_out, noisy, 2)
 
 
@@ -162,7 +167,7 @@ def route_i(clean: Stream, noisy: Stream | None, *, block: int, chunk: int, star
     def fill(s, piece):
         seed, s = _advance(s, piece, dtype)
         return s, seed.astype(dtype)
-    _, seeds = lax.scan(fill, base.states.astype(state.dtype), pieces)               # (M, B, H, N, E, F): the L / P states
+    _, seeds = lax.scan(fill, base.states.astype(state.dtype), pieces)  # (M, B, H, N, E, F): the L / P states
     noisy_out = _noisy_blocks(y, jnp.moveaxis(seeds, 0, 3)[:, None], scale, dtype)
     return (*_finish(base.out, noisy_out, clean, noisy), base.final)
 

@@ -33,8 +33,8 @@ def short_conv(clean: jax.Array, weight: jax.Array, noisy: jax.Array | None = No
       documents: (B, T) integers; a document starts where the number changes, at a multiple of block_size.
       state: (B, L - 1, D) raw inputs before token 0, oldest first, seen by each row's first document; zeros when None.
     Returns:
-      (out (B, T, D), noisy out (B, W, T, D) or None, new state (B, L - 1, D)): the last L - 1 clean inputs, for decoding;
-      zeros for those before the last document's start.
+      (out (B, T, D), noisy out (B, W, T, D) or None, new state (B, L - 1, D)): the last L - 1 clean inputs, for
+      decoding; zeros for those before the last document's start.
     Raises:
       ValueError: for shapes that do not fit.
     Source: FLARE Eqs. 19 and 20, A.4.
@@ -56,11 +56,11 @@ def short_conv(clean: jax.Array, weight: jax.Array, noisy: jax.Array | None = No
     history = jnp.zeros((batch, lags - 1, channels), clean.dtype) if state is None else state.astype(clean.dtype)
     index = jnp.arange(tokens)
     if documents is None:
-        reach = index[None, :] + lags                                     # how many tokens back the document still holds
+        reach = index[None, :] + lags  # how many tokens back the document still holds
     else:
         first = document_starts(documents, state is not None)
         reach = jnp.where(first < 0, index + lags, index - first)
-    offset = index % block_size                                           # how many tokens back the block still holds
+    offset = index % block_size  # how many tokens back the block still holds
     out = jnp.zeros_like(clean)
     noisy_out = None if noisy is None else jnp.zeros_like(noisy)
     for lag in range(lags):
@@ -73,6 +73,6 @@ def short_conv(clean: jax.Array, weight: jax.Array, noisy: jax.Array | None = No
             noisy_out = noisy_out + weight[:, lag].astype(clean.dtype) * mixed
     new_state = jnp.concatenate([history, clean], axis=1)[:, tokens:]
     if documents is not None:
-        held = jnp.arange(lags - 1, 0, -1)                                # how many tokens before the next one
+        held = jnp.arange(lags - 1, 0, -1)  # how many tokens before the next one
         new_state = jnp.where((held <= reach[:, -1:] + 1)[..., None], new_state, 0)
     return out, noisy_out, new_state

@@ -68,12 +68,13 @@ def check_stream(stream: Stream, name: str, lead: tuple[str, ...]) -> None:
             raise ValueError(f"{name}.{field} has shape {array.shape}; expected rank {wanted}, "
                              f"({', '.join(lead)}, {tail}). Add or drop axes before the call.")
         if array.shape[:n] != stream.q.shape[:n]:
-            raise ValueError(f"{name}.{field} has leading axes {array.shape[:n]} but {name}.q has {stream.q.shape[:n]}; "
-                             f"all five arrays share ({', '.join(lead)}).")
+            raise ValueError(f"{name}.{field} has leading axes {array.shape[:n]} but {name}.q has "
+                             f"{stream.q.shape[:n]}; all five arrays share ({', '.join(lead)}).")
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"{name}.{field} has dtype {array.dtype}; expected a floating dtype. Cast it first.")
     if stream.q.shape != stream.k.shape:
-        raise ValueError(f"{name}.q {stream.q.shape} and {name}.k {stream.k.shape} differ; they share heads J and width E.")
+        raise ValueError(f"{name}.q {stream.q.shape} and {name}.k {stream.k.shape} differ; "
+                         "they share heads J and width E.")
     heads = stream.v.shape[n]
     for field in ("g", "beta"):
         if getattr(stream, field).shape[n] != heads:
@@ -116,7 +117,7 @@ def check_documents(documents: jax.Array, shape: tuple[int, int], block_size: in
 
 
 def document_starts(documents: jax.Array, has_initial_state: bool) -> jax.Array:
-    """(B, T) int32: first token index of each token's document, -1 for a row's first document when it carries a state."""
+    """(B, T) int32 first token index of each token's document, -1 for a row's first document if it carries a state."""
     index = jnp.arange(documents.shape[1], dtype=jnp.int32)[None, :]
     new = jnp.concatenate([jnp.zeros_like(documents[:, :1], bool), documents[:, 1:] != documents[:, :-1]], 1)
     first = -1 if has_initial_state else 0

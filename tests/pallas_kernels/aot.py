@@ -23,7 +23,8 @@ FOUR_CHIPS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 
 
 def chip_sharding(chip):
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=ONE_CHIP[chip], chips_per_host_bounds=[1, 1, 1])
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=ONE_CHIP[chip],
+                                            chips_per_host_bounds=[1, 1, 1])
     return SingleDeviceSharding(topology.devices[0])
 
 
@@ -37,7 +38,8 @@ def compile_and_report(function, args, **labels):
         print(json.dumps({**labels, "refused": " ".join(str(error).split())[:300]}), flush=True)
         return
     memory, mib = compiled.memory_analysis(), 2 ** 20
-    print(json.dumps({**labels, "seconds": round(time.time() - start, 1), "temporary_mib": round(memory.temp_size_in_bytes / mib, 2),
+    print(json.dumps({**labels, "seconds": round(time.time() - start, 1),
+                      "temporary_mib": round(memory.temp_size_in_bytes / mib, 2),
                       "argument_mib": round(memory.argument_size_in_bytes / mib, 2),
                       "output_mib": round(memory.output_size_in_bytes / mib, 2),
                       "mosaic_calls": compiled.as_text().count("tpu_custom_call")}), flush=True)
@@ -61,10 +63,11 @@ def delta(chip, shape, form, backend, *blocks):
     more = (jax.ShapeDtypeStruct(clean.q.shape[:2], np.int32, sharding=sharding),) if packed else ()
     for block in map(int, blocks):
         if block == 0:  # the single-stream baseline
-            compile_and_report(delta_training(form, backend, 1), (clean, None, (clean.v,)), chip=chip, form="single", backend=backend, block=0)
+            compile_and_report(delta_training(form, backend, 1), (clean, None, (clean.v,)), chip=chip, form="single",
+                               backend=backend, block=0)
         else:
-            compile_and_report(delta_training(form, backend, block), (clean, noisy, (clean.v, noisy.v), *more), chip=chip, shape=shape,
-                               form=form, backend=backend, block=block)
+            compile_and_report(delta_training(form, backend, block), (clean, noisy, (clean.v, noisy.v), *more),
+                               chip=chip, shape=shape, form=form, backend=backend, block=block)
 
 
 def attention_training(q, k, v, mask):
@@ -97,7 +100,8 @@ def sharded(chip):
     at = lambda spec: NamedSharding(mesh, spec)
     place = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at(spec))
     heads, rows = P("data", None, "tensor"), P("data")
-    q, k, v, mask = attention_specs.abstract_inputs(attention_specs.SHAPES["two_stream_128"]._replace(batch=2, tokens=2048, keys=2048))
+    shape = attention_specs.SHAPES["two_stream_128"]._replace(batch=2, tokens=2048, keys=2048)
+    q, k, v, mask = attention_specs.abstract_inputs(shape)
     args = (*(place(a, heads) for a in (q, k, v)), jax.tree.map(lambda a: place(a, rows), mask))
     out = (heads, (heads,) * 3)
     compile_and_report(jax.shard_map(attention_training, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=out,
@@ -107,8 +111,9 @@ def sharded(chip):
     views = P("data", None, None, "tensor")
     args = (jax.tree.map(lambda a: place(a, heads), clean), jax.tree.map(lambda a: place(a, views), noisy))
     args += ((args[0].v, args[1].v),)
-    compile_and_report(jax.shard_map(delta_training("folded", "tpu", 4), mesh=mesh, in_specs=(heads, views, (heads, views)),
-                                     out_specs=((heads, views), (heads, views)), check_vma=False), args, chip=chip, operation="delta")
+    pair = (heads, views)
+    compile_and_report(jax.shard_map(delta_training("folded", "tpu", 4), mesh=mesh, in_specs=(*pair, pair),
+                                     out_specs=(pair, pair), check_vma=False), args, chip=chip, operation="delta")
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ def test_route_i_needs_the_block_states(compile_for_tpu):
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_attention_compiles(compile_for_tpu, chip):
-    rows = compile_for_tpu("attention", chip, "two_stream_128", "two_stream_256", "decode_128", "decode_256", "decode_one",
-                           "decode_single", "decode_few_heads", "reduced")
+    rows = compile_for_tpu("attention", chip, "two_stream_128", "two_stream_256", "decode_128", "decode_256",
+                           "decode_one", "decode_single", "decode_few_heads", "reduced")
     assert len(rows) == 13 and all(row["mosaic_calls"] >= 1 for row in rows), rows
-    # the cache is read in place: a transposed, padded or flattened copy would be as large as the arguments, which these shapes
-    # make too large to hide in on-chip memory
+    # the cache is read in place: a transposed, padded or flattened copy would be as large as the arguments, which these
+    # shapes make too large to hide in on-chip memory
     long = [row for row in rows if row["direction"] == "forward" and row["argument_mib"] > 128]
     assert len(long) == 4 and all(row["temporary_mib"] < 0.5 * row["argument_mib"] for row in long), rows
 
@@ -55,8 +55,8 @@ def test_attention_compiles(compile_for_tpu, chip):
 def test_attention_memory_grows_linearly(compile_for_tpu):
     """Sixteen times the tokens: temporaries stay under 6 KiB a token, where a dense byte mask of the longest is 16 GiB.
 
-    Arrays here outgrow the 64 MiB of on-chip memory of a v5p early; what fits there is missing from the compiler's figure, so
-    ratios of short sequences mislead.
+    Arrays here outgrow the 64 MiB of on-chip memory of a v5p early; what fits there is missing from the compiler's
+    figure, so ratios of short sequences mislead.
     """
     tokens = [8192, 16384, 32768, 65536, 131072]
     rows = compile_for_tpu("attention", "v5p", *(f"two_stream:{t}" for t in tokens))
@@ -76,4 +76,5 @@ def test_a_list_of_tiles_longer_than_scalar_memory(compile_for_tpu):
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_both_operations_under_shard_map(compile_for_tpu, chip):
     rows = compile_for_tpu("sharded", chip)
-    assert [row["operation"] for row in rows] == ["attention", "delta"] and all(row["mosaic_calls"] for row in rows), rows
+    assert [row["operation"] for row in rows] == ["attention", "delta"], rows
+    assert all(row["mosaic_calls"] for row in rows), rows

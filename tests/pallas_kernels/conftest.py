@@ -55,8 +55,9 @@ def compile_for_tpu():
     pytest.importorskip("libtpu", reason="libtpu is not installed: no TPU compiler on this machine")
 
     def run(*arguments: str) -> list[dict]:
-        done = subprocess.run([sys.executable, str(Path(__file__).with_name("aot.py")), *arguments], cwd=ROOT, text=True,
-                              capture_output=True, env={**os.environ, **AOT_ENVIRONMENT, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run([sys.executable, str(Path(__file__).with_name("aot.py")), *arguments], cwd=ROOT,
+                              text=True, capture_output=True,
+                              env={**os.environ, **AOT_ENVIRONMENT, "PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr[-3000:]
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return run

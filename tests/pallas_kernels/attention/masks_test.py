@@ -44,7 +44,8 @@ def test_refusion_physical_order():
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("clean, noise, views", [("causal", "bidirectional", 2), ("block", "bidirectional", 1), ("causal", "causal", 1)])
+@pytest.mark.parametrize("clean, noise, views", [
+    ("causal", "bidirectional", 2), ("block", "bidirectional", 1), ("causal", "causal", 1)])
 def test_two_stream(row, clean, noise, views):
     """FLARE with complementary views, BD3-LM, and token-causal noise."""
     block, length, d = 3, 16, DOCUMENTS[row]
@@ -103,7 +104,8 @@ def layouts():
     return {
         "causal": mask_spec.causal(1, 2048), "bidirectional": mask_spec.packed(two, True),
         "two_stream": mask_spec.two_stream(two, 32), "two_stream_views": mask_spec.two_stream(two, 4, 2),
-        "bd3lm": mask_spec.two_stream(two, 64, clean="block"), "token_causal": mask_spec.two_stream(two, 16, noise="causal"),
+        "bd3lm": mask_spec.two_stream(two, 64, clean="block"),
+        "token_causal": mask_spec.two_stream(two, 16, noise="causal"),
         "orthrus": mask_spec.dual_pass(1024, jnp.repeat(jnp.arange(0, 1024, 128), 64)[None] - 1, 64),
         "decode": mask_spec.ragged_decode(jnp.asarray([300]), 128, 2048),
         "packed": mask_spec.packed(packed), "packed_two_stream": mask_spec.two_stream(blocky, 4),
@@ -132,8 +134,8 @@ def test_tile_classes_are_safe_on_random_metadata():
     rng = np.random.default_rng(1)
     for _ in range(50):
         pick = lambda low, high, n: jnp.asarray(rng.integers(low, high, (2, n)), jnp.int32)
-        mask = mask_spec.Mask(pick(0, 6, 32), pick(-1, 9, 32), pick(-1, 3, 32), pick(0, 3, 32), pick(-1, 9, 48), pick(-1, 3, 48),
-                              pick(0, 3, 48))
+        mask = mask_spec.Mask(pick(0, 6, 32), pick(-1, 9, 32), pick(-1, 3, 32), pick(0, 3, 32),
+                              pick(-1, 9, 48), pick(-1, 3, 48), pick(0, 3, 48))
         classes = np.asarray(tiles.tile_classes(tiles.pad_mask(mask, 32, 48), 4, 4))
         pieces = np.asarray(mask_spec.visible(mask)).reshape(2, 8, 4, 12, 4)
         assert np.all(classes[pieces.any((2, 4))] != tiles.EMPTY)

@@ -57,7 +57,8 @@ def test_kernels_refuse_a_wide_array_by_name(x64, name):
     """One float64 array is enough: no kernel takes it."""
     noisy = stream((1, 1, 8), width=64)
     with pytest.raises(ValueError, match="dtype float64"):
-        two_stream_gated_delta(stream(width=64), noisy._replace(**{name: getattr(noisy, name).astype(jnp.float64)}), backend="tpu")
+        wide = noisy._replace(**{name: getattr(noisy, name).astype(jnp.float64)})
+        two_stream_gated_delta(stream(width=64), wide, backend="tpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 40, 100])
@@ -105,7 +106,7 @@ def test_short_conv_state_continues_a_sequence():
 
 
 def test_short_conv_state_forgets_earlier_documents():
-    """Decoding on from a packed row reads the last document only, whatever preceded it; a carried state lasts as long as its document."""
+    """Decoding on from a packed row reads the last document only; a carried state lasts as long as its document."""
     rng = np.random.default_rng(2)
     x, w = jnp.asarray(rng.normal(size=(3, 9, 3)), jnp.float32), jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)
     starts, before = (0, 4, 8), jnp.asarray(rng.normal(size=(3, 3, 3)), jnp.float32)
@@ -117,7 +118,8 @@ def test_short_conv_state_forgets_earlier_documents():
             carried = state[row:row + 1] if state is not None and start == 0 else None
             np.testing.assert_array_equal(longer[row:row + 1], short_conv(x[row:row + 1, start:], w, state=carried)[2])
             if start < 8:
-                np.testing.assert_array_equal(packed[row:row + 1], short_conv(x[row:row + 1, start:8], w, state=carried)[2])
+                np.testing.assert_array_equal(packed[row:row + 1],
+                                              short_conv(x[row:row + 1, start:8], w, state=carried)[2])
 
 
 def test_short_conv_noisy_reads_clean_before_its_block():
@@ -140,9 +142,10 @@ def test_short_conv_noisy_reads_clean_before_its_block():
 
 
 @pytest.mark.parametrize("backend, kind, capability, problem", [
-    ("tpu", "TPU v3", None, "older than TPU v4"), ("tpu", "TPU v5 lite", None, None), ("gpu", "NVIDIA H200", "9.0", None),
-    ("gpu", "Tesla V100", "7.0", "compute capability 8.0"), ("gpu", "AMD Instinct MI300X", "gfx942", "not an NVIDIA one"),
-    ("gpu", "NVIDIA B200", "10.0", None)])
+    ("tpu", "TPU v3", None, "older than TPU v4"), ("tpu", "TPU v5 lite", None, None),
+    ("gpu", "NVIDIA H200", "9.0", None), ("gpu", "NVIDIA B200", "10.0", None),
+    ("gpu", "Tesla V100", "7.0", "compute capability 8.0"),
+    ("gpu", "AMD Instinct MI300X", "gfx942", "not an NVIDIA one")])
 def test_old_chips_get_no_kernels(monkeypatch, backend, kind, capability, problem):
     class Device:
         device_kind, compute_capability = kind, capability
@@ -150,4 +153,5 @@ def test_old_chips_get_no_kernels(monkeypatch, backend, kind, capability, proble
     monkeypatch.setattr(jax, "devices", lambda: [Device])
     found = dispatch.device_problem(backend)
     assert found is None if problem is None else problem in found
-    assert dispatch.device_problem("gpu" if backend == "tpu" else "tpu") is None     # ahead of time, for a chip that is not here
+    # ahead of time, for a chip that is not here
+    assert dispatch.device_problem("gpu" if backend == "tpu" else "tpu") is None

@@ -1,4 +1,4 @@
-"""Every form of the two-stream gated delta rule against the token-by-token recurrence in float64: values and gradients."""
+"""Every form of the two-stream gated delta rule against the recurrence in float64: values and gradients."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +11,9 @@ def make_streams(rng, batch, tokens, views, key_heads, heads, key_width, width, 
     unit = lambda a: a / np.linalg.norm(a, axis=-1, keepdims=True)
 
     def stream(lead):
-        return Stream(unit(rng.normal(size=(*lead, key_heads, key_width))), unit(rng.normal(size=(*lead, key_heads, key_width))),
-                      rng.normal(size=(*lead, heads, width)), -gate * rng.random((*lead, heads)), rng.random((*lead, heads)))
+        q, k = (unit(rng.normal(size=(*lead, key_heads, key_width))) for _ in range(2))
+        v = rng.normal(size=(*lead, heads, width))
+        return Stream(q, k, v, -gate * rng.random((*lead, heads)), rng.random((*lead, heads)))
     return stream((batch, tokens)), stream((batch, views, tokens)) if views else None
 
 
@@ -77,7 +78,7 @@ def test_folded_matches_recurrence_float64(x64, case):
 
 
 @pytest.mark.parametrize("form", ["route_i", "route_ii"])
-@pytest.mark.parametrize("block", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", [2, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 16))])
 def test_routes_match_recurrence_float64(x64, form, block):
     rng = np.random.default_rng(block)
     clean, noisy = make_streams(rng, 2, 44, 2, 1, 2, 8, 6)
@@ -117,7 +118,7 @@ def test_strong_gates_over_4096_tokens(x64, strongest):
 
 
 def test_repeated_keys_do_not_break_the_inverse(x64):
-    """A run of identical keys with full write strength: powers of the system grow like binomials, its inverse does not."""
+    """Identical keys with full write strength: powers of the system grow like binomials, its inverse does not."""
     rng = np.random.default_rng(3)
     clean, noisy = make_streams(rng, 1, 128, 1, 1, 1, 8, 8, gate=1e-3)
     same = np.broadcast_to(clean.k[:, :1], clean.k.shape)
@@ -159,6 +160,7 @@ def test_rows_and_trailing_padding_do_not_matter(x64):
     alone = two_stream_gated_delta(Stream(*(a[1:] for a in clean)), Stream(*(a[1:] for a in noisy)), block_size=4)
     np.testing.assert_allclose(both.out[1:], alone.out, atol=1e-14)
     pad = lambda a, axis: jnp.concatenate([a, jnp.zeros_like(a)], axis)
-    longer = two_stream_gated_delta(Stream(*(pad(a, 1) for a in clean)), Stream(*(pad(a, 2) for a in noisy)), block_size=4)
+    longer = two_stream_gated_delta(Stream(*(pad(a, 1) for a in clean)), Stream(*(pad(a, 2) for a in noisy)),
+                                    block_size=4)
     np.testing.assert_allclose(longer.noisy_out[:, :, :20], both.noisy_out, atol=1e-14)
     np.testing.assert_allclose(longer.final_state, both.final_state, atol=1e-14)
