@@ -90,7 +90,7 @@ class MaskedDiffusion:
     top_k: int = 0
     top_p: float = 1.0
     commit_temperature: float = 0.0
-    literal_mask: bool = _static(False)
+    literal_mask: int | bool = False
     classifier_free: bool | None = _static(None)
 
     def __post_init__(self):
