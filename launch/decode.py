@@ -125,6 +125,13 @@ def _value(field: dataclasses.Field, text: str) -> Any:
         raise ValueError(f"--set {field.name}={text}: expected a {kinds}, as in {field.name}={field.default}") from None
 
 
+def check_guide(decoder: str, guide: str | None) -> None:
+    """Raises ValueError for a decoder that lacks its guide, or a guide that nobody asks."""
+    if (decoder == "guided") != (guide is not None):
+        raise ValueError("--decoder guided needs --guide PATH, an autoregressive model" if guide is None else
+                         f"--guide {guide}: --decoder {decoder} takes no guide; accepted with --decoder guided")
+
+
 def with_guide(model: Any, params: Any, tokenizer: Any, guide: str | None, dtype: Any = None) -> tuple[Any, Any]:
     """Joins a drafter and its guide, whose tokenizers may differ, and says how much of a vocabulary they share.
 
@@ -262,6 +269,7 @@ def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
     if not options.model:
         raise ValueError("--model is missing: a Hugging Face directory or hub id")
     decoder, length = make_decoder(options.decoder, options.settings, options.preset)
+    check_guide(options.decoder, options.guide)
     limit = next(n for n in (options.max_new_tokens, length, 256) if n is not None)
     for name, value in (("--max-new-tokens", limit), ("--batch-size", options.batch_size)):
         if value < 1:

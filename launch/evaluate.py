@@ -30,7 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from launch.decode import add_decoder, make_decoder, with_guide
+from launch.decode import add_decoder, check_guide, make_decoder, with_guide
 
 FILES = ("results.json", "answers.jsonl", "report.html")
 
@@ -67,6 +67,7 @@ def run(options: argparse.Namespace) -> None:
 
     decoder, length = make_decoder(options.decoder, options.settings, options.preset)
     decoder.check()
+    check_guide(options.decoder, options.guide)
     room = next(n for n in (options.max_new_tokens, length, 256) if n is not None)
     for name, value in (("--max-new-tokens", room), ("--batch-size", options.batch_size), ("--timed", options.timed),
                         ("--limit", options.limit)):

@@ -138,6 +138,8 @@ SYSTEMS = (
     _masked("FreeCache", cache="free"),
     _masked("FreeCache + guide", guide="seed", headline=True, **_GUIDED),
     _masked("FreeCache + weak guide", guide="guide", **_GUIDED),
+    System(name="AR, the weak guide", label="weak guide", family="AR", training="guide",
+           decoder=decode.Autoregressive()),
     _masked("vanilla", training="block", rule="quota", cache="block", early_stop="block"),
     _masked("threshold", training="block", cache="block", early_stop="block", headline=True),
 )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -124,6 +125,23 @@ def test_a_terminal_sees_the_drafts_and_a_file_the_answer_alone(folder, terminal
         assert target.getvalue() == "☃\r" + "1" * 200 + "\n"
 
 
+def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys):
+    model, params = dlm_jax.load(folder)
+    tokenizer = tokenizers.load(folder)
+    drafter = build.build(model.config.replace(family="a2d-qwen3"))
+    dlm_jax.save(tmp_path / "drafter", drafter, params, tokenizer_from=tokenizer)
+    other = tokenizers.train([text.replace("apples", "pears") for text in TEXTS], 290)
+    config = model.config.replace(vocab_size=len(other), eos_token_id=other.eos_token_id)
+    guide = build.build(config)
+    dlm_jax.save(tmp_path / "guide", guide, build.init_params(guide, jax.random.key(1)), tokenizer_from=other)
+    assert decode.main(["--model", str(tmp_path / "drafter"), "--decoder", "guided", "--guide", str(tmp_path / "guide"),
+                        "--set", "cache=none", "--prompt", "Tom?", "--max-new-tokens", "6"]) == 0
+    said = capsys.readouterr()
+    answer, = (json.loads(line) for line in said.out.splitlines())
+    assert 0 < answer["tokens"] <= 6 and 0 < answer["forwards"] <= answer["tokens"]
+    assert re.search(r"the guide knows \d+\.\d% of the drafter's tokens", said.err)
+
+
 def test_list_and_help_teach(capsys):
     assert decode.main(["--list"]) == 0
     assert "slot_threshold = 0.6" in capsys.readouterr().out
@@ -180,6 +198,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
     ([], "--model is missing"),
     (["--model", "nowhere/at all"], "nowhere"),
     (["--model", "FOLDER", "--decoder", "magic"], "accepted: ['autoregressive', "),
+    (["--model", "FOLDER", "--decoder", "guided"], "needs --guide PATH"),
+    (["--model", "FOLDER", "--guide", "FOLDER"], "takes no guide"),
+    (["--model", "FOLDER", "--decoder", "guided", "--guide", "FOLDER"], "is it the guide?"),
     (["--model", "FOLDER", "--set", "slots=3"], "expected FIELD=VALUE with one of"),
     (["--model", "FOLDER", "--set", "top_k=many"], "expected a int, as in top_k=0"),
     (["--model", "FOLDER", "--decoder", "refusion", "--set", "slot_size=5"], "not a multiple of slot_size"),
