@@ -9,6 +9,9 @@ Examples:
     # paper's shape, beside cuDNN and, if it is installed, flash-linear-attention
     python -m launch.benchmark kernels --output kernels.md
 
+    # masked diffusion: vanilla, caches, thresholds, block diffusion and a guide, beside eager PyTorch's loops
+    python -m launch.benchmark masked --output masked.json
+
     # a smaller decoding benchmark, in seconds
     python -m launch.benchmark decode --width 128 --layers 2 --vocab 1024 --new-tokens 32
 
@@ -123,14 +126,14 @@ def eager_call(folder: str, batch: int, tokens: int, capacity: int):
     return call
 
 
-def seconds(functions: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Returns the median wall seconds of each function, called in turn `repeats` times after one warm-up."""
+def seconds(functions: dict[str, Any], repeats: int, warm_up: bool = True) -> dict[str, float]:
+    """Returns the median wall seconds of each function, called in turn `repeats` times, by default after a warm-up."""
     taken: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(repeats + 1):
+    for turn in range(repeats + warm_up):
         for name, function in functions.items():
             start = time.perf_counter()
             jax.block_until_ready(function())
-            if turn:
+            if turn >= warm_up:
                 taken[name].append(time.perf_counter() - start)
     return {name: float(np.median(values)) for name, values in taken.items()}
 
@@ -217,8 +220,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     p = argparse.ArgumentParser(
         prog="python -m launch.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=("decode", "kernels"),
-                   help="what to measure; `kernels --help` has options of its own")
+    p.add_argument("what", choices=("decode", "kernels", "masked"),
+                   help="what to measure; `kernels --help` and `masked --help` have options of their own")
     p.add_argument("--width", type=int, default=512, help="hidden size, a multiple of 64 (default: %(default)s)")
     p.add_argument("--layers", type=int, default=16, help="layers (default: %(default)s)")
     p.add_argument("--vocab", type=int, default=16384, help="vocabulary (default: %(default)s)")
@@ -240,6 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
         peers = PEERS if jax.default_backend() == "gpu" else None
         kernels.main(arguments[1:], "python -m launch.benchmark kernels", peers)
         return 0
+    if arguments[:1] == ["masked"]:
+        from launch import benchmark_masked
+
+        return benchmark_masked.main(arguments[1:])
     options = parser().parse_args(arguments)
     try:
         for name in ("layers", "vocab", "prompt", "new_tokens", "repeats"):
