@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
                           "beyond the vocabulary is added")
     seeds["to-orthrus"].add_argument(
         "--block-size", type=int, default=32, metavar="N",
-        help="tokens of a block that config.json names, the default of decoding (default: %(default)s)")
+        help="tokens of the blocks it is to be trained on, for config.json; free when decoding (default: %(default)s)")
     seeds["to-diffusion"].add_argument(
         "--shift", type=int, choices=(0, 1), default=1,
         help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as LLaDA's "
@@ -112,6 +112,9 @@ def convert(args: argparse.Namespace) -> str:
         elif args.command == "cast":
             hf.save(args.out, config, params, tokenizer_from=source)
         else:
+            if args.command == "to-orthrus":  # the AR view stays as it is: no row that it has is written to
+                fresh = fresh and mask_id >= config.vocab_size
+            added = max(0, mask_id + 1 - config.vocab_size)
             config, params = with_mask(config, params, mask_id, fresh)
             made = f"{args.out}: {count(params)}, mask token id {mask_id}"
             if args.command == "to-orthrus":
@@ -119,6 +122,9 @@ def convert(args: argparse.Namespace) -> str:
                 config, share = model.config.replace(block_size=args.block_size), build.parameter_shares(model)
                 made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the diffusion "
                         f"view, mask token id {mask_id}")
+                if added:
+                    made += (f"; the vocabulary grew to {config.vocab_size} ids, and the AR view gives the new ones some "
+                             "of its probability (its greedy answers are the same)")
             if args.command == "to-diffusion":
                 made += f", family {config.family}, shift {config.shift}"
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)

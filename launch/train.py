@@ -168,7 +168,6 @@ def run(options: argparse.Namespace) -> int:
     from dlm_jax.data.pipeline import Pipeline
     from dlm_jax.io import folders
     from dlm_jax.train import loop, sharding
-    from launch.convert_weights import in_one_dtype
 
     sharding.check_batch(experiment.train, sharding.make_mesh(experiment.train.mesh))
     rows = sources.read_rows(options.data)
@@ -191,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
         return STOPPED
     made = options.run_dir / "model"
     source = tokenizer if options.init is None else folders.resolve(options.init)
-    api.save(made, model, in_one_dtype(result.params), tokenizer_from=source, overwrite=True)
+    as_given = jax.tree.map(lambda trained, given: trained.astype(given.dtype), result.params, params)
+    api.save(made, model, as_given, tokenizer_from=source, overwrite=True)
     say(f"loss {result.history[-1]['loss']:.4f} at step {result.step}; the model is in {made}")
     return 0
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm_jax.decode import loop
-from dlm_jax.decode.ledger import KINDS, Ledger
+from dlm_jax.decode.ledger import GUIDE, KINDS, Ledger
 from dlm_jax.decode.state import ORIGINS, Canvas, Decoder, Request, bucket
 from dlm_jax.types import Params
 
@@ -278,7 +278,8 @@ def stream(
       first_row: number of the first prompt, which seeds its sampling; `generate` counts from 0.
 
     Yields:
-      An event for every row and forward that changed something: drafts first, then what was committed.
+      An event for every row and forward that changed something: drafts first, then what was committed. Drafts are
+      those that are new or that a commit has come after.
 
     Raises:
       ValueError: as `generate`.
@@ -309,14 +310,17 @@ def _events(model, params, decoder, request, rows) -> Iterator[Event]:
             changed = now["forwards"][row] - before["forwards"][row]
             if not changed.any():
                 continue
-            kinds = [KINDS[kind] for kind in np.flatnonzero(changed)]  # in a round of two, a draft and its verification
-            event = lambda kind, *rest: Event(int(after_prefill[row]), kind, row, *rest)
+            kinds = np.flatnonzero(changed).tolist()  # of a round of two, the draft's comes first
+            later = sum(int(changed[kind]) for kind in kinds[1:] if kind != GUIDE)
+            event = lambda which, *rest: Event(
+                int(after_prefill[row]) - later * (which == 0), KINDS[kinds[which]], row, *rest)
             fresh = np.flatnonzero((now["at"][row] >= 0) & (before["at"][row] < 0))
             drafted = np.flatnonzero((now["drafts"][row] >= 0) & (now["drafts"][row] != before["drafts"][row]))
             if drafted.size:
-                yield event(kinds[0], drafted.tolist(), now["drafts"][row, drafted].tolist(), False,
+                yield event(0, drafted.tolist(), now["drafts"][row, drafted].tolist(), False,
                             ["drafted"] * drafted.size)
             if fresh.size:
-                yield event(kinds[-1], fresh.tolist(), now["tokens"][row, fresh].tolist(), True,
+                yield event(-1, fresh.tolist(), now["tokens"][row, fresh].tolist(), True,
                             [ORIGINS[int(o)] for o in now["origin"][row, fresh]])
+                now["drafts"][row] = -1  # what is still drafted after a commit is shown again
         before = now

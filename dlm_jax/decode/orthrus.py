@@ -128,6 +128,10 @@ class Orthrus:
         """See `state.Decoder.generation_capacity`."""
         return max_new_tokens
 
+    def _width(self, request: Request) -> int:
+        """Returns K, which no answer needs to exceed."""
+        return min(self.block_size, request.capacity)
+
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
         hidden, cache, counts = prefill(score, request)
@@ -137,12 +141,12 @@ class Orthrus:
         active = request.max_new_tokens > 0
         canvas = Canvas.empty(request).commit(zero[:, None], active[:, None], first[:, None], AUTOREGRESSIVE, zero)
         done = (first == request.eos_id) | (request.max_new_tokens <= 1)
-        none = jnp.full((request.batch, self.block_size - 1), request.capacity, jnp.int32)
+        none = jnp.full((request.batch, self._width(request) - 1), request.capacity, jnp.int32)
         return State(canvas, first, active.astype(jnp.int32), jnp.zeros_like(none), none, zero, cache, counts, done)
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `state.Decoder.step`: one forward of each view."""
-        K = self.block_size
+        K = self._width(request)
         offset = jnp.arange(K, dtype=jnp.int32)
         newest = state.length - 1
         # a block ends with the request; a row that is done has none

@@ -186,8 +186,8 @@ def check_number(name: str, value: float, least: float, most: float = float("inf
       kind: float or int.
     """
     fits = isinstance(value, (int, np.integer)) or (kind is float and isinstance(value, (float, np.floating)))
-    if not fits or isinstance(value, bool) or not least <= value <= most:  # NaN compares false
-        upper = "" if most == float("inf") else f" and at most {most}"
+    if not fits or isinstance(value, bool) or not least <= value <= most or value == float("inf"):  # NaN: false
+        upper = " and finite" if most == float("inf") else f" and at most {most}"
         raise ValueError(f"{name} = {value!r}: expected {'an int' if kind is int else 'a number'} of at least "
                          f"{least}{upper}")
 

@@ -70,7 +70,7 @@ def table(systems: Sequence[dict[str, Any]]) -> Table:
         "ms / answer": ("seconds_per_answer", lambda value: f"{1000 * value:.1f}"),
         "tokens / s": ("tokens_per_second", count(0)),
         "in batches": ("tokens_per_second_batched", count(0)),
-        "accepted / verification": ("tokens_per_verification", count(2)),
+        "tokens / verification": ("tokens_per_verification", count(2)),
         "lossless": ("lossless", lambda value: f"{100 * value:.1f} %"),
     }
     filled = lambda name: any(row.get(name) is not None for row in systems)

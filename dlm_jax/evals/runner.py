@@ -175,10 +175,12 @@ def _ratio(value: float, by: float) -> float | None:
 
 
 def _per_verification(out: api.Generation) -> float | None:
-    """Tokens committed a verification, None where other forwards commit some too."""
+    """Tokens that a verification commits, None where other forwards but the prefill commit some too."""
     kinds = {kind for kind, rows in out.ledger.forwards.items() if rows.any()} - {"prefill"}
-    return _ratio(int(out.ledger.committed.sum()), int(out.ledger.forwards["verify"].sum())) if kinds == {
-        "draft", "verify"} else None
+    if kinds != {"draft", "verify"}:
+        return None
+    by_prefill = sum(int((at[: len(tokens)] == 0).sum()) for at, tokens in zip(out.committed_at, out.tokens))
+    return _ratio(int(out.ledger.committed.sum()) - by_prefill, int(out.ledger.forwards["verify"].sum()))
 
 
 def _seconds(out: api.Generation) -> dict[str, float]:

@@ -16,14 +16,6 @@ def half(network):
     return model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
-def twins(network):
-    """Every second id gets almost the head row of the one before it, so that the two are hard to tell apart."""
-    model, params = network
-    table = params["lm_head"].astype(jnp.float32)
-    noise = 1 + 2e-3 * jax.random.normal(jax.random.key(0), table[::2].shape)
-    return model, {**params, "lm_head": table.at[1::2].set(table[::2] * noise).astype(params["lm_head"].dtype)}
-
-
 def test_exact_answers_are_reported_as_such():
     model, params = dual_models.untrained()
     report = check_lossless(model, params, dual_models.prompts(1, 9), Orthrus(block_size=4), max_new_tokens=12,
@@ -32,14 +24,12 @@ def test_exact_answers_are_reported_as_such():
     assert report.tokens > 9 and str(report).startswith("lossless: 9 prompts")
 
 
-def test_half_precision_differs_in_near_ties_only():
-    model, params = twins(half(dual_models.untrained()))
-    report = check_lossless(model, params, dual_models.prompts(2, 64), Orthrus(block_size=8), max_new_tokens=20)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_half_precision_differs_in_near_ties_only(seed):
+    model, params = half(dual_models.untrained(seed))
+    report = check_lossless(model, params, dual_models.prompts(2, 256), Orthrus(block_size=8), max_new_tokens=20)
     assert report.lossless, str(report)
-    assert report.differences, "the twins were told apart: this test shows nothing"
-    for difference in report.differences:
-        assert abs(difference.expected - difference.found) == 1, "other than twins"
-        assert 0 <= difference.gap <= 2 * difference.error
+    assert report.differences, "nothing rounded otherwise: this test shows nothing"
     assert "near tie" in str(report)
 
 
@@ -51,12 +41,17 @@ def test_a_wrong_token_is_a_divergence(network):
     for index in (1, 6, 11):
         wrong = out.tokens[0].copy()
         wrong[index] = (wrong[index] + 7) % 30
-        found = lossless.explain(model, params, prompt, wrong, out.tokens[0], index, out.committed_at[0], 4)
-        assert not found.near_tie and found.gap > 0 and "DIVERGENCE" in str(found)
-        assert int(found.logits.argmax()) == found.expected == out.tokens[0][index]
-        # the replayed verification is the one that took place: it chooses what was chosen
-        assert int(found.block_logits.argmax()) == out.tokens[0][index]
-        assert all(p.sum() == pytest.approx(1, abs=1e-5) for p in found.probabilities)
+        right, at = out.tokens[0], out.committed_at[0]
+        ahead = lossless.Parted(0, index, prompt, wrong, right, at)
+        behind = lossless.Parted(1, index, prompt, right, wrong, at)  # plain decoding may be what is wrong
+        early = lossless.Parted(2, index, prompt, right[:index], right, np.where(np.arange(12) < index, at, -1))
+        found, swapped, ended = lossless.explain(model, params, [ahead, behind, early], 4)
+        assert found.gap > 0 > swapped.gap and ended.gap == np.inf and (found.row, swapped.row, ended.row) == (0, 1, 2)
+        for difference in (found, swapped, ended):
+            assert not difference.near_tie and "DIVERGENCE" in str(difference)
+            assert all(p.sum() == pytest.approx(1, abs=1e-5) for p in difference.probabilities)
+            # both forwards are those that decided: they choose what was right
+            assert int(difference.logits.argmax()) == int(difference.block_logits.argmax()) == right[index]
 
 
 def test_a_broken_verification_is_no_near_tie(monkeypatch):

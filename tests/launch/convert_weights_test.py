@@ -133,6 +133,9 @@ def test_a_dual_model_holds_its_ar_model_twice_and_a_mask_token(seed, tmp_path, 
     assert model.config == old.config.replace(family="orthrus", mask_token_id=mask, block_size=4)
     assert_identical(after["layers"].pop("attention_diffusion"), before["layers"]["attention"])
     assert_identical(after["layers"], before["layers"])
+    for name in ("embed", "lm_head", "final_norm"):  # nothing that the AR view had has changed
+        assert_identical(after[name][: len(before[name])], before[name])
+    assert ("the vocabulary grew to" in said) == (model.config.vocab_size > old.config.vocab_size)
     share = build.parameter_shares(model)
     assert f"{share['diffusion'] / share['total']:.0%} of them in the diffusion view, mask token id {mask}" in said
     stored = tensor_files.read_folder(tmp_path / "out")  # the authors' names
