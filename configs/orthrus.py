@@ -40,6 +40,6 @@ _PAPER = Experiment(
 
 EXPERIMENTS = {name: _PAPER for name in MODELS} | {
     "tiny": Experiment(length=160, train=TrainConfig(
-        objective=orthrus.Config(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3, warmup_steps=50,
-        beta2=0.98, checkpoint_every=100)),
+        objective=orthrus.Config(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3,
+        warmup_steps=50, beta2=0.98, checkpoint_every=100)),
 }

@@ -33,6 +33,7 @@ def flash_linear_attention(clean: Stream) -> tuple[Callable[[], Any], Callable[[
     inputs = [tensor(a) for a in clean]
     ones = torch.ones_like(inputs[2])
 
+    @torch.enable_grad()  # whatever the process has switched off
     def run():
         q, k, v, g, beta = inputs
         out, _ = chunk_gated_delta_rule(q, k, v, g=g, beta=beta, scale=q.shape[-1] ** -0.5)

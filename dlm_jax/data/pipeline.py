@@ -154,7 +154,7 @@ class Pipeline:
 
 
 def _packed(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Joins all ids: (tokens,) int32, and (2 rows + 1,) int64 where each prompt and each response starts, and the end."""
+    """Joins all ids: (tokens,) int32, and (2 rows + 1,) int64 where prompts and responses start, and the end."""
     ids, starts = array.array("i"), array.array("q", [0])
     for turn in itertools.chain.from_iterable(turns):
         ids.extend(turn)

@@ -50,7 +50,8 @@ class VocabularyMap:
         for name, ids, size in (("to_guide", self.to_guide, self.guide_size), ("to_draft", self.to_draft,
                                                                               self.draft_size)):
             if ids.ndim != 1 or ids.dtype != np.int32 or not ids.size:
-                raise ValueError(f"vocabulary map: {name} is {ids.dtype} of shape {ids.shape}, expected a list of int32")
+                raise ValueError(f"vocabulary map: {name} is {ids.dtype} of shape {ids.shape}, "
+                                 "expected a list of int32")
             if ids.min() < UNMAPPED or ids.max() >= size:
                 raise ValueError(f"vocabulary map: {name} holds id {max(ids.max(), -ids.min())}, the other vocabulary "
                                  f"has {size} ids: was it made for these models?")

@@ -53,8 +53,9 @@ class ReFusion:
       slots_per_round: slots chosen when `confidence_aware` is off.
       temperature: of drafts and infilled tokens; 0 is greedy.
       reference_compat: do as the released code does where it leaves the paper: completion by redraft, every
-        slot's first token accepted, the mask token not excluded, keys and values of slots refined together kept row-wise, and an EOS in
-        refinement closing slots by row index, so that earlier slots may be lost and their positions stay empty.
+        slot's first token accepted, the mask token not excluded, keys and values of slots refined together kept
+        row-wise, and an EOS in refinement closing slots by row index, so that earlier slots may be lost and their
+        positions stay empty.
     """
 
     slot_size: int = _static(8)

@@ -169,7 +169,8 @@ def _found(run_dir: Path, scratch: str) -> dict[str, Any] | None:
     saved = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         saved = json.loads((run_dir / "config.json").read_text())
-    if saved and not (isinstance(saved, dict) and all(isinstance(saved.get(name), dict) for name in ("model", "train"))):
+    if saved and not (isinstance(saved, dict)
+                      and all(isinstance(saved.get(name), dict) for name in ("model", "train"))):
         raise foreign("its config.json is not one of a run")
     if not saved and not (run_dir / "checkpoints").is_dir():
         raise foreign(f"it has {', '.join(names[:3])} but neither the config.json nor the checkpoints of a run")
@@ -191,11 +192,12 @@ def _place(
     """Joins the rows of all processes into global arrays."""
     low, high = batch["tokens"].min(), batch["tokens"].max()
     if low < 0 or high >= vocab_size:  # a lookup on the device would silently take another row of the table
-        raise ValueError(f"token id {low if low < 0 else high} lies outside the model's vocabulary of {vocab_size} ids; "
-                         "use the tokenizer the model was made with")
+        raise ValueError(f"token id {low if low < 0 else high} lies outside the model's vocabulary of {vocab_size} "
+                         "ids; use the tokenizer the model was made with")
     rows = next(iter(batch.values())).shape[0] * jax.process_count()
     if rows != config.batch_size:
-        raise ValueError(f"the pipeline yields {rows} rows a step but batch_size = {config.batch_size}; make them equal")
+        raise ValueError(f"the pipeline yields {rows} rows a step but batch_size = {config.batch_size}; "
+                         "make them equal")
     where = sharding.rows(mesh)
     return {name: jax.make_array_from_process_local_data(where, np.asarray(x)) for name, x in batch.items()}
 

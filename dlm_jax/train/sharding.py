@@ -63,8 +63,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         # splitting a physical axis lets 16 x 4 lie on a 4 x 4 x 4 torus
         placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     elif sizes["data"] % slices:
-        raise ValueError(f"mesh.data = {sizes['data']} cannot be split over {slices} slices; pick a multiple of {slices}: "
-                         "only replicas should talk over the network between slices")
+        raise ValueError(f"mesh.data = {sizes['data']} cannot be split over {slices} slices; pick a multiple of "
+                         f"{slices}: only replicas should talk over the network between slices")
     else:
         placed = mesh_utils.create_hybrid_device_mesh(
             (shape[0] // slices, *shape[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True)

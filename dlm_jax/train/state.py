@@ -77,7 +77,8 @@ def split(params: Params, config: TrainConfig) -> tuple[Params, Params]:
     beyond = [path for path in traverse_util.flatten_dict(trainable, sep="/") if not re.search(allowed, path)]
     if beyond:
         raise ValueError(f"trainable = {config.trainable!r} matches {beyond[0]}, but the objective "
-                         f"{config.objective.name!r} trains only paths with {allowed!r}; leave trainable out for all of them")
+                         f"{config.objective.name!r} trains only paths with {allowed!r}; "
+                         "leave trainable out for all of them")
     return trainable, frozen
 
 

@@ -35,7 +35,8 @@ def test_orthrus_training_run(name):
 def test_table_7():
     want = {  # generation length, threshold, slot size, block size
         "mmlu_pro": (512, 0.5, 16, 128), "arc_c": (512, 0.4, 4, 16), "gsm8k": (512, 0.7, 16, 64),
-        "math": (512, 0.6, 32, 64), "gpqa": (128, 0.6, 8, 16), "humaneval": (512, 0.6, 16, 32), "mbpp": (512, 0.6, 16, 32)}
+        "math": (512, 0.6, 32, 64), "gpqa": (128, 0.6, 8, 16), "humaneval": (512, 0.6, 16, 32),
+        "mbpp": (512, 0.6, 16, 32)}
     assert {name: (d["max_new_tokens"], d["slot_threshold"], d["slot_size"], d["block_length"])
             for name, d in refusion.DECODING.items()} == want
     for settings in refusion.DECODING.values():
@@ -92,7 +93,8 @@ def test_bad_overrides_are_refused(setting, message):
 
 @pytest.mark.parametrize("name", ["refusion", "tiny:refusions", "experiment:load", "../x:y"])
 def test_unknown_names_are_refused_with_the_accepted_ones(name):
-    with pytest.raises(ValueError, match="is not known.*accepted: .*refusion:qwen3_8b, .*tiny:autoregressive, .*tiny:refusion"):
+    words = "is not known.*accepted: .*refusion:qwen3_8b, .*tiny:autoregressive, .*tiny:refusion"
+    with pytest.raises(ValueError, match=words):
         configs.load(name)
 
 

@@ -61,7 +61,8 @@ def test_tokens_are_mapped_where_their_text_is_the_same_and_only_there(draft, gu
     assert mapping.coverage() == pytest.approx(known.sum() / len(draft)) and 0.5 < mapping.coverage() < 1
     unknown = np.flatnonzero(~known)
     assert mapping.coverage([0, unknown[0], 1, 2]) == 0.75
-    assert (mapping.feed[unknown] == guide.pad_token_id).all() and (mapping.feed[known] == mapping.to_guide[known]).all()
+    assert (mapping.feed[unknown] == guide.pad_token_id).all()
+    assert (mapping.feed[known] == mapping.to_guide[known]).all()
 
 
 def test_byte_level_and_sentencepiece_spellings_meet(draft):

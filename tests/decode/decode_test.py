@@ -17,9 +17,9 @@ V, MASK, EOS = 64, 63, 1
 def peaked(seed: int, **changes):
     """A random dual model whose confidences spread over (0, 1), so that every branch of a decoder is walked."""
     config = TransformerConfig(
-        family="orthrus", vocab_size=V, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-        rope_theta=1e4, initializer_range=0.35, max_position_embeddings=512, eos_token_id=EOS, mask_token_id=MASK,
-        **changes)
+        family="orthrus", vocab_size=V, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=8, rope_theta=1e4, initializer_range=0.35, max_position_embeddings=512, eos_token_id=EOS,
+        mask_token_id=MASK, **changes)
     model = build.build(config)
     return model, build.init_params(model, jax.random.key(seed))
 

@@ -31,7 +31,8 @@ def _state(mesh, seed=0):
     keys = jax.random.split(jax.random.key(seed), 2)
     put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
     return {
-        "w": put(jax.random.normal(keys[0], (64, 128)), "a", "b"), "half": put(jnp.ones((4, 4), jnp.bfloat16), None, "b"),
+        "w": put(jax.random.normal(keys[0], (64, 128)), "a", "b"),
+        "half": put(jnp.ones((4, 4), jnp.bfloat16), None, "b"),
         "key": put(jax.random.key_data(keys[1])), "step": put(jnp.int32(seed)), "none": {}}
 
 

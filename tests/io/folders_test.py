@@ -70,7 +70,8 @@ def test_hub_downloads_check_the_config_before_the_weights(monkeypatch, tmp_path
     ('{"model_type": "qwen3"}', "lacks"),
     (json.dumps(configs.to_hf(tiny_config()) | {"hidden_size": "wide"}), "wide"),
     (json.dumps(configs.to_hf(tiny_config()) | {"hidden_size": None}), "config.json: .*lacks 'hidden_size'"),
-    (json.dumps(configs.to_hf(tiny_config()) | {"rope_parameters": 3}), "config.json: rope_parameters = 3: expected an object"),
+    (json.dumps(configs.to_hf(tiny_config()) | {"rope_parameters": 3}),
+     "config.json: rope_parameters = 3: expected an object"),
     (json.dumps(configs.to_hf(tiny_config()) | {"num_key_value_heads": 3}), "not a multiple of num_kv_heads = 3"),
     (json.dumps(configs.to_hf(tiny_config()) | {"quantization_config": {"bits": 4}}), "quantised"),
 ])

@@ -41,18 +41,19 @@ def test_bad_input_exits_with_2(capsys):
 
 def test_kernels_are_measured_under_the_launchers_name(tmp_path, capsys):
     file = tmp_path / "kernels.json"
-    assert benchmark.main(["kernels", "--shape", "tiny", "--blocks", "--attention", "--forms", "folded", "--rounds", "1",
-                           "--output", str(file)]) == 0
+    assert benchmark.main(["kernels", "--shape", "tiny", "--blocks", "--attention", "--forms", "folded",
+                           "--rounds", "1", "--output", str(file)]) == 0
     result = json.loads(file.read_text())
     assert result["command"].startswith("python -m launch.benchmark kernels --shape tiny")
-    assert [row["form"] for row in result["rows"]] == ["single folded"] and result["environment"]["jax"] == jax.__version__
+    assert [row["form"] for row in result["rows"]] == ["single folded"]
+    assert result["environment"]["jax"] == jax.__version__
     with pytest.raises(SystemExit) as stop:
         benchmark.main(["kernels", "--blocks", "5"])
     assert stop.value.code == 2 and "block_size=5" in capsys.readouterr().err
 
 
 def test_flash_linear_attention_gets_our_arrays(monkeypatch):
-    """A stand-in with its signature, run token by token on the CPU, gives our outputs and gradients: layout, scale, gates."""
+    """A stand-in with its signature, run token by token, gives our outputs and gradients: layout, scale, gates."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: no peer to compare with")
 
     def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
@@ -77,9 +78,9 @@ def test_flash_linear_attention_gets_our_arrays(monkeypatch):
     draw = np.random.default_rng(0)
     unit = lambda a: a / np.linalg.norm(a, axis=-1, keepdims=True)
     make = lambda a, dtype: jnp.asarray(a, dtype)
-    clean = Stream(make(unit(draw.normal(size=(1, 9, 2, 8))), jnp.bfloat16), make(unit(draw.normal(size=(1, 9, 2, 8))), jnp.bfloat16),
-                   make(draw.normal(size=(1, 9, 2, 4)), jnp.bfloat16), make(-draw.random((1, 9, 2)), jnp.float32),
-                   make(draw.random((1, 9, 2)), jnp.float32))
+    q, k = (make(unit(draw.normal(size=(1, 9, 2, 8))), jnp.bfloat16) for _ in range(2))
+    clean = Stream(q, k, make(draw.normal(size=(1, 9, 2, 4)), jnp.bfloat16),
+                   make(-draw.random((1, 9, 2)), jnp.float32), make(draw.random((1, 9, 2)), jnp.float32))
     run, wait = kernel_peers.flash_linear_attention(clean)
     out, grads = run()
     wait(out)

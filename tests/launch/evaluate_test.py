@@ -58,8 +58,8 @@ def test_what_is_written_is_what_the_library_answers(folder, data, tmp_path, cap
 
 @pytest.mark.parametrize("change, reason", [
     (["--data", "none.jsonl"], "no such file"), (["--decoder", "telepathy"], "telepathy"),
-    (["--set", "temperature=-1"], "temperature"), (["--limit", "0"], "--limit 0"), (["--model", "nowhere/at/all"], "nowhere"),
-    (["--max-new-tokens", "4096"], "max_position_embeddings")])
+    (["--set", "temperature=-1"], "temperature"), (["--limit", "0"], "--limit 0"),
+    (["--model", "nowhere/at/all"], "nowhere"), (["--max-new-tokens", "4096"], "max_position_embeddings")])
 def test_bad_input_ends_with_2_and_the_reason(folder, data, tmp_path, capsys, change, reason):
     defaults = ["--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     assert evaluate.main([*defaults, *change]) == 2

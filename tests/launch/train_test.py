@@ -25,7 +25,8 @@ SMALL = ["model.num_layers=1", "model.hidden_size=32", "model.intermediate_size=
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "rows.jsonl"
     path.write_text("".join(
-        json.dumps({"question": f"What is {n} plus {n + 1}?", "answer": f"It is {2 * n + 1}."}) + "\n" for n in range(40)))
+        json.dumps({"question": f"What is {n} plus {n + 1}?", "answer": f"It is {2 * n + 1}."}) + "\n"
+        for n in range(40)))
     return path
 
 
@@ -74,7 +75,8 @@ def test_a_seed_is_given_a_second_view_and_only_that_is_trained(rows, seed, tmp_
 
 @pytest.mark.parametrize("config, shift", [("llada:tiny", 0), ("dream:tiny", 1), ("block_diffusion:tiny", 0)])
 def test_a_seed_is_turned_into_a_masked_diffusion_model(rows, seed, tmp_path, config, shift):
-    assert convert_weights.main(["to-diffusion", str(seed / "model"), str(tmp_path / "seed"), "--shift", str(shift)]) == 0
+    made = convert_weights.main(["to-diffusion", str(seed / "model"), str(tmp_path / "seed"), "--shift", str(shift)])
+    assert made == 0
     settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size"))]
     assert launch(config, rows, tmp_path / "run", "--init", tmp_path / "seed", settings=settings) == 0
     model, params = dlm_jax.load(tmp_path / "run" / "model")
@@ -101,7 +103,8 @@ def test_llada_is_trained_from_scratch_and_a_causal_model_is_refused(rows, seed,
     (["--init", "SEED"], "has no diffusion view: make a dual model of it first"),
     (["--init", "DUAL", "--set", "train.objective.block_size=33"], "length = 32: rows have no room for blocks of 33"),
     (["--init", "DUAL", "--set", "train.objective.block_size=1"], "block_size = 1: expected at least 2"),
-    (["--init", "DUAL", "--set", "train.trainable=q_proj"], "layers/attention/q_proj, but the objective 'orthrus' trains"),
+    (["--init", "DUAL", "--set", "train.trainable=q_proj"],
+     "layers/attention/q_proj, but the objective 'orthrus' trains"),
     (["--init", "DUAL", "--set", "train.objective.mask_id=4096"], "mask_id = 4096 lies outside the vocabulary"),
 ])
 def test_what_cannot_train_a_second_view_is_refused(rows, seed, tmp_path, capsys, more, message):
@@ -183,5 +186,6 @@ def test_show_prints_the_configuration_and_needs_no_data(capsys):
 
 def test_help_teaches_without_loading_jax():
     code = "import sys; from launch import train; train.parser().format_help(); print('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip() == "False"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
     assert train.parser().format_help().count("python -m launch.train") >= 5

@@ -28,8 +28,9 @@ def test_llada_speaks_olmo():
     assert (raw["d_model"], raw["n_heads"], raw["n_kv_heads"], raw["embedding_size"]) == (32, 4, 2, 97)
     assert configs.from_hf(raw | {"n_kv_heads": None}).num_kv_heads == 4
     assert configs.from_hf(raw | {"vocab_size": 90}).vocab_size == 97, "the embedding has the rows it says"
-    for change, message in [({"alibi": True}, "alibi = True"), ({"layer_norm_type": "default"}, "layer_norm_type"),
-                            ({"include_qkv_bias": True}, "include_qkv_bias"), ({"n_heads": "4"}, "num_attention_heads")]:
+    for change, message in [
+            ({"alibi": True}, "alibi = True"), ({"layer_norm_type": "default"}, "layer_norm_type"),
+            ({"include_qkv_bias": True}, "include_qkv_bias"), ({"n_heads": "4"}, "num_attention_heads")]:
         with pytest.raises(ValueError, match=message):
             configs.from_hf(raw | change)
 

@@ -37,7 +37,8 @@ def test_the_ar_view_of_a_dual_model_is_the_model_it_came_from(family, unrolled)
 def test_views_differ_in_attention_only():
     model, params = make("orthrus", mask_token_id=96)
     score = build.scorer(model, params)
-    other = build.scorer(model, random_params(model, seed=1) | {n: params[n] for n in ("embed", "final_norm", "lm_head")})
+    shared = {name: params[name] for name in ("embed", "final_norm", "lm_head")}
+    other = build.scorer(model, random_params(model, seed=1) | shared)
     swapped = {**params, "layers": {**params["layers"], "attention_diffusion": other.params["layers"]["attention"]}}
     np.testing.assert_array_equal(build.scorer(model, swapped)(TOKENS), score(TOKENS))
     assert not np.allclose(build.scorer(model, swapped).view("diffusion")(TOKENS), score.view("diffusion")(TOKENS))

@@ -89,7 +89,8 @@ def test_block_diffusion(seed):
             return i < T and mine == other
         return other < mine if i < T else other <= mine
 
-    np.testing.assert_array_equal(vis.block_diffusion(jnp.asarray(block, jnp.int32)).dense(), loop(3, 2 * T, 2 * T, sees))
+    np.testing.assert_array_equal(vis.block_diffusion(jnp.asarray(block, jnp.int32)).dense(),
+                                  loop(3, 2 * T, 2 * T, sees))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -73,13 +73,15 @@ def test_chunk_below_one_is_refused():
 def _pair(T=7, V=11):
     keys = jax.random.split(jax.random.key(3), 4)
     states = [2 * jax.random.normal(key, (2, T, 8)) for key in keys[:2]]
-    return *states, jax.random.randint(keys[2], (2, T), 0, V).at[:, 0].set(losses.IGNORE), jax.random.normal(keys[3], (V, 8))
+    labels = jax.random.randint(keys[2], (2, T), 0, V).at[:, 0].set(losses.IGNORE)
+    return *states, labels, jax.random.normal(keys[3], (V, 8))
 
 
 def test_distances_are_what_they_say():
     student, teacher, labels, table = _pair()
     q, p = (np.asarray(jax.nn.softmax(Head(table).head(x)), np.float64) for x in (student, teacher))
-    of = lambda kind, **more: losses.distance(Head(table).head(student), Head(table).head(teacher), labels, kind, **more)
+    heads = Head(table).head(student), Head(table).head(teacher)
+    of = lambda kind, **more: losses.distance(*heads, labels, kind, **more)
     got = of("kl")
     kl = np.sum(p * np.log(p / q), -1)
     np.testing.assert_allclose(got.loss, kl, rtol=1e-4)
@@ -92,7 +94,8 @@ def test_distances_are_what_they_say():
     np.testing.assert_allclose(of("top_k_kl", top_k=1).loss, -np.log(chosen), rtol=1e-4)
     np.testing.assert_allclose(of("top_k_kl", top_k=11).loss, kl, rtol=1e-4)
     given = np.take_along_axis(q, np.maximum(labels, 0)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(of("cross_entropy").loss, np.where(labels == losses.IGNORE, 0, -np.log(given)), rtol=1e-4)
+    np.testing.assert_allclose(of("cross_entropy").loss, np.where(labels == losses.IGNORE, 0, -np.log(given)),
+                               rtol=1e-4)
     cooler = losses.distance(Head(table).head(student) / 2, Head(table).head(teacher) / 2, labels)
     np.testing.assert_allclose(of("kl", temperature=2.0).loss, cooler.loss, rtol=1e-5)
     with pytest.raises(ValueError, match="'js'.*kl.*top_k_kl.*cross_entropy"):

@@ -23,7 +23,8 @@ def _batch(lengths, seed=0, T=T):
     length = np.asarray(lengths, np.int32)
     return {
         "tokens": jnp.asarray(rng.integers(3, MASK, (len(length), T)), jnp.int32), "length": jnp.asarray(length),
-        "prompt_length": jnp.asarray(length // 2), "example_id": jnp.asarray(rng.permutation(1000)[: len(length)], jnp.int32)}
+        "prompt_length": jnp.asarray(length // 2),
+        "example_id": jnp.asarray(rng.permutation(1000)[: len(length)], jnp.int32)}
 
 
 def _config(**changes):
@@ -207,7 +208,8 @@ def test_padding_is_never_read():
 
 @pytest.mark.parametrize("changes, message", [
     ({"mask_id": -1}, "mask_id = -1"), ({"block_size": 1}, "block_size = 1: expected at least 2"),
-    ({"anchors": "prompt"}, "'prompt'.*sequence.*response"), ({"distance": "mse"}, "'mse'.*kl.*top_k_kl.*cross_entropy"),
+    ({"anchors": "prompt"}, "'prompt'.*sequence.*response"),
+    ({"distance": "mse"}, "'mse'.*kl.*top_k_kl.*cross_entropy"),
     ({"temperature": 0.0}, "temperature = 0.0"), ({"temperature": float("nan")}, "temperature = nan"),
     ({"blocks": 0}, "blocks = 0"), ({"top_k": 0}, "top_k = 0"), ({"head_chunk": 0}, "head_chunk = 0")])
 def test_bad_configurations_are_refused(changes, message):

@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.oracle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder that holds case folders, at any depth")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4),
+                        help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         print(f"{options.folder} is not a folder", file=sys.stderr)

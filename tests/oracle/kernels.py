@@ -81,7 +81,8 @@ def _flare_delta(tally, name, case, documents, form, precision):
     cotangents = jnp.asarray(case["do"][None], dtype), jnp.asarray(case["do_noisy"][None, None], dtype)
 
     def run(clean, noisy):
-        result = two_stream_gated_delta(clean, noisy, block_size=block, documents=documents, form=form, precision=operand)
+        result = two_stream_gated_delta(clean, noisy, block_size=block, documents=documents, form=form,
+                                        precision=operand)
         return result.out, result.noisy_out
 
     def both(clean, noisy, cotangents):
@@ -96,7 +97,8 @@ def _flare_delta(tally, name, case, documents, form, precision):
         for field, grad in zip(_FIELDS, grads):
             want = case[f"d{field}{suffix}"]
             scale = _relative(want)
-            tally.close(f"{label} d{field}{suffix}", grad.reshape(want.shape) / scale, want / scale, gradient_atol, counts=strict)
+            tally.close(f"{label} d{field}{suffix}", grad.reshape(want.shape) / scale, want / scale, gradient_atol,
+                        counts=strict)
 
 
 def _flare_conv(tally, name, case, documents, dtype, forward_atol, gradient_atol):
@@ -104,7 +106,8 @@ def _flare_conv(tally, name, case, documents, dtype, forward_atol, gradient_atol
                                       ("conv_x", "conv_x_noisy", "conv_w", "conv_dy", "conv_dy_noisy"))
 
     def run(x, noisy, weight):
-        out, noisy_out, _ = short_conv(x[None], weight, noisy[None, None], block_size=int(case["block_size"]), documents=documents)
+        out, noisy_out, _ = short_conv(x[None], weight, noisy[None, None], block_size=int(case["block_size"]),
+                                       documents=documents)
         return out[0], noisy_out[0, 0]
     outs, pullback = jax.vjp(run, x, noisy, weight)
     for field, got in zip(("conv_y", "conv_y_noisy"), outs):
@@ -172,7 +175,8 @@ def run_gdn_units(folder: Path) -> tuple[bool, float, str]:
             at = lambda field: arrays[f"delta{info['index']}__{field}"]
             initial = jnp.asarray(at("initial_state")) if info["has_initial_state"] else None
             prepare = _unit if info["use_qk_l2norm"] else (lambda x: x)
-            clean = Stream(prepare(jnp.asarray(at("q"))), prepare(jnp.asarray(at("k"))), *(jnp.asarray(at(f)) for f in ("v", "g", "beta")))
+            clean = Stream(prepare(jnp.asarray(at("q"))), prepare(jnp.asarray(at("k"))),
+                           *(jnp.asarray(at(f)) for f in ("v", "g", "beta")))
             for form in ("sequential", "folded", "route_i"):
                 run = jax.jit(lambda c, s, form=form: two_stream_gated_delta(c, initial_state=s, form=form), **_JIT)
                 result = run(clean, initial)
@@ -194,16 +198,17 @@ def run_gdn_units(folder: Path) -> tuple[bool, float, str]:
         for info in cases["conv"]:
             at = lambda field: arrays[f"conv{info['index']}__{field}"]
             act = jax.nn.silu if info["activation"] == "silu" else (lambda y: y)
-            weight = jnp.asarray(at("weight"))[:, ::-1]          # stored oldest lag first; the operator counts lags backwards
+            weight = jnp.asarray(at("weight"))[:, ::-1]  # stored oldest lag first; the operator counts lags backwards
             tokens = lambda a: jnp.moveaxis(jnp.asarray(a), 1, 2)
             out, _, state = short_conv(tokens(at("x")), weight)
             tally.close(f"conv{info['index']} y", act(out), np.moveaxis(at("y"), 1, 2), atol, rtol)
             lags = weight.shape[1]
-            tally.close(f"conv{info['index']} state", state, np.moveaxis(at("state_after_prefill"), 1, 2)[:, 1 - lags:], atol, rtol)
+            after = lambda states: np.moveaxis(states, 1, 2)[:, 1 - lags:]
+            tally.close(f"conv{info['index']} state", state, after(at("state_after_prefill")), atol, rtol)
             for step in range(at("x_new").shape[2]):
                 out, _, state = short_conv(tokens(at("x_new"))[:, step:step + 1], weight, state=state)
                 tally.close(f"conv{info['index']} y_new{step}", act(out)[:, 0], at("y_new")[:, :, step], atol, rtol)
-                tally.close(f"conv{info['index']} state{step}", state, np.moveaxis(at("states_new")[step], 1, 2)[:, 1 - lags:], atol, rtol)
+                tally.close(f"conv{info['index']} state{step}", state, after(at("states_new")[step]), atol, rtol)
         return tally.result(f"{len(cases['delta'])} delta and {len(cases['conv'])} convolution cases")
     finally:
         jax.clear_caches()  # dozens of one-off programs, a gigabyte or two

@@ -38,7 +38,8 @@ def main(topology: str, *settings: str) -> None:
     fields = [f"{field}={given.pop(field)}" for field in list(given) if "." in field]
     sizes = {"data": 1, "fsdp": 1, "tensor": 1, "accumulation": 1, "batch": 512, "slices": 1, "layers": None}
     if given.keys() - sizes.keys():
-        raise SystemExit(f"{', '.join(given.keys() - sizes.keys())}: expected config, dtype, {', '.join(sizes)} or a field")
+        raise SystemExit(f"{', '.join(given.keys() - sizes.keys())}: expected config, dtype, {', '.join(sizes)} or a "
+                         "field")
     sizes |= {size: int(value) for size, value in given.items()}
     experiment = configs.load(name, ["train.objective.mask_id=151669", *fields])
     shape = experiment.model or orthrus.MODELS[name.partition(":")[2]]

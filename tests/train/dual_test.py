@@ -32,7 +32,8 @@ def _config(**changes):
 
 @functools.cache
 def _step(config):
-    return step.make_step(_start()[0], config, sharding.make_mesh(config.mesh, jax.devices()[: 8 if config.mesh.fsdp > 1 else 1]))
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[: 8 if config.mesh.fsdp > 1 else 1])
+    return step.make_step(_start()[0], config, mesh)
 
 
 def _train(steps=3, dtype=jnp.float32, **changes):
@@ -76,7 +77,8 @@ def test_a_trained_view_drafts_what_the_other_would_say(tmp_path):
     first, last = result.history
     # a copy of the AR view is one token ahead already: it reads the anchor and what comes before
     assert first["agreement_1"] > 0.9 and first["agreement_2"] < 0.5 and first["accepted"] < 1.5
-    assert first["loss"] == first["kl"] > 1.0 and last["loss"] < 0.1 and last["overlap"] > 0.9 and last["accepted"] > 2.8
+    assert first["loss"] == first["kl"] > 1.0 and last["loss"] < 0.1
+    assert last["overlap"] > 0.9 and last["accepted"] > 2.8
     prompts = [[3, 4, 5, 6], [9, 10, 11, 12, 13]]
     want, got = (dlm_jax.generate(dual, result.params, prompts, decoder, max_new_tokens=12, eos_id=None)
                  for decoder in (decode.Autoregressive(), decode.Orthrus(block_size=4)))
