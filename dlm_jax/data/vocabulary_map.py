@@ -23,7 +23,8 @@ from safetensors.numpy import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 UNMAPPED = -1
-ROLES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
+# in order of precedence: where one token has two roles, it ends an answer
+ROLES = ("eos", "bos", "pad", "unk", "mask", "sep", "cls")
 FORMAT = "dlm_jax.vocabulary_map"
 
 

@@ -15,17 +15,20 @@ Source: "FlashDLM", Sec. 3.2.2, Algorithm 1, C.4, Table 11.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dlm_jax.decode import guided_rules as rules
 from dlm_jax.decode import sampling, window
 from dlm_jax.decode.guided_model import GuidedScorer
 from dlm_jax.decode.ledger import DRAFT, GUIDE, Counts
-from dlm_jax.decode.state import AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_number, prefill
+from dlm_jax.decode.state import (
+    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_no_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 
 ACCEPTANCE = {  # by name, the thresholds that a test applies and their defaults
@@ -102,6 +105,7 @@ class Guided:
       window_size: tokens on either side of "sliding".
       verify_batch_size: drafts that the guide reads in one forward; 0 reads all of them at once.
       temperature: of the drafts; 0 is greedy.
+      literal_mask: whether prompts may hold the mask token; it then stays as it is.
     """
 
     rule: str = _static("paper")
@@ -114,6 +118,7 @@ class Guided:
     window_size: int = _static(128)
     verify_batch_size: int = _static(32)
     temperature: float = 0.0
+    literal_mask: bool = _static(False)
 
     def __post_init__(self):
         for name, accepted in (("rule", rules.RULES), ("acceptance", tuple(ACCEPTANCE)), ("cache", CACHES)):
@@ -135,6 +140,11 @@ class Guided:
                 raise ValueError(f"{name} = {value!r} means nothing to acceptance = {self.acceptance!r}: drop it, or "
                                  f"choose acceptance from {users}")
             check_number(name, value, *((1, float("inf"), int) if name == "top_k" else (0, 1)))
+
+    def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
+        """Raises ValueError for a prompt that holds the mask; see `MaskedDiffusion.check_rows`."""
+        del limits
+        check_no_mask(prompts, mask_id, self.literal_mask)
 
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`; `decode.join` has checked the pair."""

@@ -118,11 +118,26 @@ def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
 
 
 def _together(tree: Params) -> Params:
-    """Copies what lives on fewer devices to all devices of what lives on most."""
+    """Moves all to the devices of what lives on most, in the order of its mesh."""
     shardings = [x.sharding for x in jax.tree.leaves(tree) if getattr(x, "sharding", None) is not None]
     widest = max(shardings, key=lambda s: len(s.device_set), default=None)
-    if widest is None or all(s.device_set == widest.device_set for s in shardings):
+    if widest is None or all(_devices(s) == _devices(widest) for s in shardings):
         return tree
     everywhere = NamedSharding(widest.mesh, PartitionSpec()) if isinstance(widest, NamedSharding) else widest
-    put = lambda x: x if x.sharding.device_set == widest.device_set else jax.device_put(x, everywhere)
+
+    def put(x):
+        own = x.sharding
+        if _devices(own) == _devices(widest):
+            return x
+        # a mesh of the same shape over the devices in another order keeps its partition
+        same = isinstance(own, NamedSharding) and isinstance(widest, NamedSharding) and own.mesh.shape == widest.mesh.shape
+        return jax.device_put(x, NamedSharding(widest.mesh, own.spec) if same else everywhere)
+
     return jax.tree.map(put, tree)
+
+
+def _devices(sharding: Any) -> tuple:
+    """Returns a sharding's devices in its order; a program takes arguments of one order only."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat)
+    return tuple(sorted(sharding.device_set, key=lambda device: device.id))

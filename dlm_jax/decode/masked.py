@@ -139,6 +139,9 @@ class MaskedDiffusion:
         check_number("commit_temperature", self.commit_temperature, 0)
         if self.steps and self.rule in ("threshold", "factor"):
             raise ValueError(f"steps = {self.steps} has no effect with rule = {self.rule!r}: leave it at 0")
+        if self.cfg_scale > 0 and self.classifier_free is False:
+            raise ValueError(f"cfg_scale = {self.cfg_scale} with classifier_free = False: nothing is guided; leave "
+                             "classifier_free at None, or cfg_scale at 0")
         if self.refresh_every and self.cache in ("none", "block"):
             raise ValueError(f"refresh_every = {self.refresh_every} with cache = {self.cache!r}: nothing is stale "
                              "there, leave it at 0")
@@ -146,6 +149,11 @@ class MaskedDiffusion:
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`."""
         common.check_attention(self, config, bidirectional=True)
+        trained = config.block_size
+        if self.cache == "block" and trained is not None and trained != self.block_length:
+            raise ValueError(f"block_length = {self.block_length} with cache = 'block': the model was trained on blocks of "
+                             f"{trained} tokens (block_size of its config) and knows no others; take block_length = "
+                             f"{trained}")
 
     def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
         """Raises ValueError for a prompt that holds the mask, or an answer length that the steps do not fit.
@@ -155,10 +163,7 @@ class MaskedDiffusion:
           limits: tokens to generate, one number a prompt.
           mask_id: of the mask token.
         """
-        for i, prompt in enumerate(prompts):
-            if mask_id in prompt and not self.literal_mask:
-                raise ValueError(f"prompt {i} holds the mask token {mask_id}, which the model takes for a token to "
-                                 "come: remove it, or set literal_mask to keep it as it is")
+        common.check_no_mask(prompts, mask_id, self.literal_mask)
         for limit in np.unique(limits).tolist() if self.steps else []:
             blocks = -(-limit // self.block_length) if self.block_length else 1
             if self.steps % blocks:
@@ -188,7 +193,9 @@ class MaskedDiffusion:
         return -(-max_new_tokens // self._length(max_new_tokens)) * self._length(max_new_tokens)
 
     def _length(self, capacity: int) -> int:
-        return self.block_length or capacity
+        """Returns the tokens of a block: no more than there are, but where the prompt has blocks, too."""
+        length = self.block_length or capacity
+        return length if self.cache == "block" else min(length, capacity)
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; only block diffusion runs the prompt by itself."""
@@ -262,7 +269,9 @@ class MaskedDiffusion:
         sure = commit_rules.confidence(logits, token, self.confidence, ties)
         drafting = live & ~due if self.cache == "block" else live
         at = lambda x: jnp.take_along_axis(x, jnp.minimum(wanted, G - 1), axis=1)
-        eligible = ((at(masked) & (wanted < end[:, None])) | at(s.late)) & drafting[:, None]
+        output = request.prompt_length[:, None] + wanted - score.shift
+        computed = (start[:, None] <= output) & (output < stop[:, None])
+        eligible = ((at(masked) & (wanted < end[:, None])) | (at(s.late) & computed)) & drafting[:, None]
         draft = s.draft.at[jnp.arange(B)[:, None], jnp.where(eligible, wanted, G)].set(token, mode="drop")
 
         # commit
@@ -309,7 +318,7 @@ class MaskedDiffusion:
         # as sure; the surest always
         nats = self.confidence == commit_rules.CONFIDENCES.index("entropy")
         reach = commit_rules.above(sure, eligible, jnp.where(nats, -self.threshold, self.threshold - 1.0))
-        allowed = jnp.minimum(step + 1, whole) * limit // whole - (limit - left)
+        allowed = jnp.minimum(block * steps + step + 1, whole) * limit // whole - (limit - left)
         seen = jnp.select([self.rule == FACTOR, self.rule == BUDGET],
                           [commit_rules.by_factor(sure, place, eligible, self.factor), jnp.minimum(reach, allowed)],
                           reach)

@@ -1,7 +1,9 @@
 """The released samplers as points of `MaskedDiffusion`: their schedules, roundings and defaults under their own names.
 
-The library's own defaults differ where a sampler gains nothing by its habit: these keep every habit, so that ids and
-numbers of forwards are those of the released code.
+The library's own defaults differ where a sampler gains nothing by its habit: these keep every habit, so that greedy
+ids and numbers of forwards are those of the released code. Sampled runs differ in two places: confidences are those of
+the model's own distribution, before temperature and truncation, and Dream's "origin" takes as many tokens at random as
+time has passed, where the released code tosses a coin for each.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ def fast_dllm(*, block_length: int = 32, cache: str = "dual", threshold: float |
     """
     if threshold is not None and factor is not None:
         raise ValueError(f"threshold = {threshold} and factor = {factor}: give one, and None for the other")
+    if steps and (threshold is not None or factor is not None):
+        raise ValueError(f"steps = {steps} counts only where threshold and factor are None")
     rule = {"rule": "threshold", "threshold": threshold} if threshold is not None else {
         "rule": "factor", "factor": factor} if factor is not None else {"rule": "quota", "steps": steps}
     return MaskedDiffusion(**{"block_length": block_length, "cache": cache, "early_stop": "none", **rule, **changes})
@@ -78,6 +82,10 @@ def fast_dllm_dream(*, block_length: int = 32, cache: str = "dual", threshold: f
       steps: forwards for the whole answer; 0 takes one a token.
       changes: other fields of `MaskedDiffusion`.
     """
+    if cache == "none" and threshold is None:
+        raise ValueError("threshold = None without a cache is Dream's own sampling: see dream()")
+    if steps and cache != "none" and threshold is not None:
+        raise ValueError(f"steps = {steps} with cache = {cache!r} counts only where threshold is None")
     if cache == "none":
         kind = {"block_length": 0, "rule": "budget", "threshold": threshold, "steps": steps}
     elif threshold is not None:

@@ -9,6 +9,7 @@ Letters: B batch, P prompt capacity, G generation capacity, S = P + G.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -174,6 +175,20 @@ def check_attention(decoder: Decoder, config: Any, bidirectional: bool) -> None:
     kinds = {True: "bidirectional", False: "causal"}
     raise ValueError(f"{type(decoder).__name__} needs a {kinds[bidirectional]} model, this {config.family} one is "
                      f"{kinds[config.bidirectional]}: {fix}")
+
+
+def check_no_mask(prompts: Sequence[Sequence[int]], mask_id: int, literal: bool) -> None:
+    """Raises ValueError for a prompt that holds the mask, unless it is asked for as literal text.
+
+    Args:
+      prompts: token ids.
+      mask_id: of the mask token.
+      literal: the decoder's `literal_mask`.
+    """
+    for i, prompt in enumerate(prompts):
+        if not literal and mask_id in prompt:
+            raise ValueError(f"prompt {i} holds the mask token {mask_id}, which the model takes for a token to "
+                             "come: remove it, or set literal_mask to keep it as it is")
 
 
 def check_number(name: str, value: float, least: float, most: float = float("inf"), kind: type = float) -> None:

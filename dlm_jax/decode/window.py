@@ -98,4 +98,10 @@ def forward(score: Scorer, request: Request, tokens: Array, cache: Any, start: A
         return run(widths[0], cache)
     needed = jnp.max(stop - start)
     choice = jnp.sum(needed > jnp.array(widths[:-1]))
-    return jax.lax.switch(choice, [lambda cache, width=width: run(width, cache) for width in widths], cache)
+    out = jax.eval_shape(lambda cache: run(widths[0], cache)[0], cache)
+    hidden = jnp.zeros(out.shape, out.dtype)
+    for number, width in enumerate(widths):
+        # loops of one trip or none: they write to the cache in place, where the branches of a switch copy it
+        trip = lambda carry, width=width: (jnp.zeros((), bool), *run(width, carry[2]))
+        _, hidden, cache = jax.lax.while_loop(lambda carry: carry[0], trip, (choice == number, hidden, cache))
+    return hidden, cache

@@ -177,8 +177,10 @@ def _check(config: Any, prompts: Any, answers: Any, mask_id: Any, samples: int, 
         if min(ids) < 0 or max(ids) >= config.vocab_size:
             bad = next(i for i in ids if not 0 <= i < config.vocab_size)
             raise ValueError(f"row {row} has token id {bad}, outside the vocabulary of {config.vocab_size} ids")
-        if mask_id in answer:
-            raise ValueError(f"answer {row} contains the mask token {mask_id}; an answer is made of text")
+        for what, tokens in (("answer", answer), ("prompt", prompt)):
+            if mask_id in tokens:
+                raise ValueError(f"{what} {row} contains the mask token {mask_id}, which stands for text to come; "
+                                 "remove it")
         if len(ids) > config.max_position_embeddings:
             raise ValueError(f"row {row} has {len(ids)} tokens, more than the model's max_position_embeddings = "
                              f"{config.max_position_embeddings}")

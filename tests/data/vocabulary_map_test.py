@@ -90,6 +90,17 @@ def test_special_tokens_without_a_namesake_are_paired_by_role(draft):
     assert also.to_guide[start] == 1 and also.to_draft[1] == start and also.to_guide[draft.pad_token_id] == 3
 
 
+def test_where_one_token_begins_and_ends_text_it_is_paired_with_the_end():
+    pieces = ["<unk>", *"ab"]
+    two = sentencepiece([*pieces, "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    one = sentencepiece([*pieces, "<|end|>"], bos_token="<|end|>", eos_token="<|end|>")
+    mapping = vocabulary_map.build(two, one)
+    assert mapping.to_draft[one.eos_token_id] == two.eos_token_id
+    assert mapping.to_guide[two.eos_token_id] == one.eos_token_id
+    back = vocabulary_map.build(one, two)
+    assert back.to_guide[one.eos_token_id] == two.eos_token_id and back.to_draft[two.eos_token_id] == one.eos_token_id
+
+
 def test_a_special_token_is_not_the_text_that_looks_like_it(draft):
     other = sentencepiece(["<unk>", "<s>", "</s>", tok.START, "a"], eos_token="</s>")
     mapping = vocabulary_map.build(draft, other)

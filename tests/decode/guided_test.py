@@ -84,7 +84,8 @@ def plain(shift=1):
 def reference(prompt, length, decoder, shift=1, eos=EOS):
     drafter, guide = plain_once(shift)
     mapping = some_map()
-    options = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder) if f.name != "temperature"}
+    options = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)
+               if f.name not in ("temperature", "literal_mask")}
     return Reference(drafter(), guide, prompt, length=length, eos=eos, mask=MASK, to_guide=mapping.to_guide,
                      to_draft=mapping.to_draft, placeholder=mapping.placeholder, shift=shift,
                      **{name: value for name, value in options.items() if value is not None})
@@ -290,13 +291,20 @@ def test_a_guide_of_another_dtype_and_sharding():
     spread = jax.device_put(params, sharding.params(model, mesh))
     everywhere = jax.device_put(half, NamedSharding(mesh, PartitionSpec()))
     on_one = jax.device_put(half, jax.devices()[3])
-    for theirs in (everywhere, on_one):
+    backwards = jax.sharding.Mesh(mesh.devices[..., ::-1], mesh.axis_names, axis_types=mesh.axis_types)
+    reversed_ = jax.device_put(half, NamedSharding(backwards, PartitionSpec()))
+    for theirs in (everywhere, on_one, reversed_):
         joined, both = guided_model.join(model, spread, guide, theirs, some_map())
         assert both["guide"]["embed"].dtype == jnp.bfloat16 and both["draft"]["embed"].dtype == jnp.float32
         many = generate(joined, both, PROMPTS, decoder, max_new_tokens=20)
         for a, b in zip(one.tokens, many.tokens):
             np.testing.assert_array_equal(a, b)
         assert one.ledger.totals() == many.ledger.totals()
+
+
+def test_prompts_hold_no_mask_unless_asked_for():
+    with pytest.raises(ValueError, match=f"prompt 0 holds the mask token {MASK}.*literal_mask"):
+        generate(*pair(), [[3, MASK, 4]], Guided(), max_new_tokens=4)
 
 
 def test_bad_pairs_are_named():

@@ -325,6 +325,9 @@ def test_confidences_near_one_keep_their_order():
     (lambda: decode.llada(remasking="high"), "remasking = 'high'"),
     (lambda: decode.dream(alg="best"), "alg = 'best'"),
     (lambda: decode.fast_dllm(factor=1.0), "give one"),
+    (lambda: decode.fast_dllm(steps=8), "steps = 8 counts only where"),
+    (lambda: decode.fast_dllm_dream(steps=8), "steps = 8 with cache = 'dual'"),
+    (lambda: decode.fast_dllm_dream(cache="none", threshold=None), "see dream"),
 ])
 def test_nonsense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
@@ -340,6 +343,8 @@ def test_nonsense_is_refused(make, message):
     (MaskedDiffusion(rule="quota", block_length=8, steps=10), "multiple of 3"),
     (MaskedDiffusion(cache="none", refresh_every=2), "nothing is stale"),
     (MaskedDiffusion(cfg_scale=-1), "cfg_scale"),
+    (MaskedDiffusion(cfg_scale=2.0, classifier_free=False), "nothing is guided"),
+    (MaskedDiffusion(threshold=float("inf"), confidence="entropy"), "threshold = inf"),
     (MaskedDiffusion(block_add_threshold=1.5), "block_add_threshold"),
 ])
 def test_bad_numbers_are_named_before_any_compile(networks, decoder, message):
@@ -349,7 +354,47 @@ def test_bad_numbers_are_named_before_any_compile(networks, decoder, message):
     assert len(api.EXECUTABLES) == count
 
 
+def test_a_budget_is_spent_evenly_whatever_the_blocks(networks):
+    model, params = networks["llada"]
+    for block_length in (0, 8):
+        decoder = MaskedDiffusion(rule="budget", threshold=1e-9, steps=6, block_length=block_length, early_stop="none")
+        out = generate(model, params, [[3, 4]], decoder, max_new_tokens=24, eos_id=-1)
+        np.testing.assert_array_equal(np.bincount(out.committed_at[0])[1:], [4] * 6)
+
+
+def test_a_block_is_no_longer_than_the_answer(networks):
+    decoder = MaskedDiffusion(block_length=256, threshold=0.3)
+    assert decoder.generation_capacity(24) == 24
+    assert MaskedDiffusion(block_length=32, cache="block").generation_capacity(24) == 32
+    rows = prompts(4, 3)
+    short = generate(*networks["dream"], rows, dataclasses.replace(decoder, block_length=24), max_new_tokens=[24, 20, 9])
+    long = generate(*networks["dream"], rows, decoder, max_new_tokens=[24, 20, 9])
+    for a, b in zip(short.tokens, long.tokens):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("cache", ["dual", "free"])
+def test_the_loop_writes_to_its_cache_in_place(networks, cache):
+    model, params = networks["dream"]
+    decoder = loop.traced(MaskedDiffusion(block_length=8, cache=cache, threshold=0.3))
+    request = api.make_request(prompts(1, 3), max_new_tokens=20, capacity=24, eos_id=EOS, mask_id=MASK)
+    state = jax.eval_shape(lambda *a: decoder.init(model.scorer(a[0]), a[1]), params, request)
+    text = loop.jitted(api.bind, model, "loop").lower(params, decoder, request, state).compile().as_text()
+    shape = ",".join(map(str, state.cache.keys.shape))
+    assert f"f32[{shape}]" in text
+    assert not [line for line in text.splitlines() if f"f32[{shape}]" in line and " copy(" in line]
+
+
+def test_block_models_know_their_blocks(networks):
+    model, params = networks["llada"]
+    model = model.clone(config=model.config.replace(block_size=8))
+    with pytest.raises(ValueError, match="block_length = 4 with cache = 'block': the model was trained on blocks of 8"):
+        generate(model, params, [[2]], MaskedDiffusion(block_length=4, cache="block"), max_new_tokens=4)
+
+
 def test_models_and_ids_that_do_not_fit(networks):
+    with pytest.raises(ValueError, match="reach 513 tokens"):
+        generate(*networks["llada"], [[2]], MaskedDiffusion(), max_new_tokens=512)
     with pytest.raises(ValueError, match="needs a bidirectional model"):
         generate(*peaked(family="qwen3"), [[2]], MaskedDiffusion(), max_new_tokens=4)
     with pytest.raises(ValueError, match="must be a token of its own"):

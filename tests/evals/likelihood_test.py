@@ -106,6 +106,7 @@ def test_a_row_is_scored_alike_beside_any_other_and_in_any_batch():
 
 
 @pytest.mark.parametrize("changes, message", [
+    (dict(prompts=[[2, MASK]]), "prompt 0 contains the mask token 19"),
     (dict(answers=[[]]), "answer 0 is empty"), (dict(answers=[[MASK]]), "answer 0 contains the mask token 19"),
     (dict(answers=[[20]]), "token id 20, outside the vocabulary of 20"), (dict(prompts=[[-1]]), "token id -1"),
     (dict(answers=[[1], [1]]), "1 prompts but 2 answers"), (dict(answers=[[1] * 61]), "row 0 has 65 tokens.*64"),

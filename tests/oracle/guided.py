@@ -47,7 +47,7 @@ def settings(case: dict) -> tuple[Guided, dict[str, int]]:
 
 
 def run(folder: Folder, case: dict) -> Outcome:
-    """Decodes a case; ids, forwards, drafted positions and tokens of every step must be the same."""
+    """Decodes a case; ids, forwards of both models, window lengths and tokens a step must be the same."""
     decoder, limits = settings(case)
     pair, params = _joined(folder)
     out = dlm_jax.generate(pair, params, case["prompt_ids"], decoder, **limits)
