@@ -1,4 +1,4 @@
-"""Converts checkpoints: Hugging Face to orbax and back, between dtypes, and from an AR model to a seed of another kind."""
+"""Converts checkpoints: Hugging Face to orbax and back, between dtypes, from an AR model to a seed of another kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ examples:
   python -m launch.convert_weights to-refusion Qwen/Qwen3-0.6B seeds/refusion --dtype float32
                           a seed for ReFusion training: the AR weights, and a mask token where there is none
   python -m launch.convert_weights to-orthrus Qwen/Qwen3-0.6B seeds/orthrus
-                          a seed for Orthrus training: the AR model and a second set of attention weights, copied from it
+                          a seed for Orthrus training: the AR model and a copy of its attention weights beside them
   python -m launch.convert_weights to-diffusion Qwen/Qwen3-0.6B seeds/llada --shift 0
                           a seed for masked or block diffusion: the AR weights with every token seeing every other
   python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16
@@ -51,18 +51,19 @@ def parser() -> argparse.ArgumentParser:
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
     seeds = {}
     for name, kind in (("to-refusion", "ReFusion"), ("to-orthrus", "Orthrus"), ("to-diffusion", "masked-diffusion")):
-        seed = seeds[name] = command(name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
+        seed = seeds[name] = command(
+            name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
         seed.add_argument("--mask-id", type=int, metavar="ID",
-                          help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the released "
-                          "ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any id; one "
-                          "beyond the vocabulary is added")
+                          help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the "
+                          "released ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any "
+                          "id; one beyond the vocabulary is added")
     seeds["to-orthrus"].add_argument(
         "--block-size", type=int, default=32, metavar="N",
         help="tokens of the blocks it is to be trained on, for config.json; free when decoding (default: %(default)s)")
     seeds["to-diffusion"].add_argument(
         "--shift", type=int, choices=(0, 1), default=1,
-        help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as LLaDA's "
-        "do and block diffusion needs (default: %(default)s)")
+        help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as "
+        "LLaDA's do and block diffusion needs (default: %(default)s)")
     return result
 
 
@@ -102,7 +103,8 @@ def convert(args: argparse.Namespace) -> str:
             tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
         if args.command == "to-orthrus":
             if args.block_size < 2:
-                raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one masked")
+                raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one "
+                                 "masked")
             build.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
         if args.command == "to-diffusion":
             config = denoiser(config, args.shift)
@@ -120,11 +122,11 @@ def convert(args: argparse.Namespace) -> str:
             if args.command == "to-orthrus":
                 model, params = build.init_from_ar(build.build(config), params)
                 config, share = model.config.replace(block_size=args.block_size), build.parameter_shares(model)
-                made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the diffusion "
-                        f"view, mask token id {mask_id}")
+                made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the "
+                        f"diffusion view, mask token id {mask_id}")
                 if added:
-                    made += (f"; the vocabulary grew to {config.vocab_size} ids, and the AR view gives the new ones some "
-                             "of its probability (its greedy answers are the same)")
+                    made += (f"; the vocabulary grew to {config.vocab_size} ids, and the AR view gives the new ones "
+                             "some of its probability (its greedy answers are the same)")
             if args.command == "to-diffusion":
                 made += f", family {config.family}, shift {config.shift}"
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
@@ -237,7 +239,8 @@ def reserve(tokenizer: Any, vocab_size: int, mask_id: int) -> None:
     last = max(first, vocab_size - 1)
     accepted = f"accepted: {first} to {last}, or leave --mask-id out for {first}"
     if 0 <= mask_id < first:
-        raise ValueError(f"--mask-id {mask_id}: that is the token {tokenizer.convert_ids_to_tokens(mask_id)!r}; {accepted}")
+        taken = tokenizer.convert_ids_to_tokens(mask_id)
+        raise ValueError(f"--mask-id {mask_id}: that is the token {taken!r}; {accepted}")
     if not first <= mask_id <= last:
         raise ValueError(f"--mask-id {mask_id}: outside the model's vocabulary of {vocab_size} ids; {accepted}")
     tokenizer.add_tokens([f"<|reserved_{i}|>" for i in range(first, mask_id)], special_tokens=True)

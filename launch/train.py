@@ -19,10 +19,12 @@ Examples:
     python -m launch.train --config block_diffusion:tiny --init seeds/blocks --data rows.jsonl --run-dir runs/blocks
 
     # stopped by ctrl-c, SIGTERM, a crash or kill -9: the same command and --resume continue bit for bit
-    python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion --resume
+    python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion \\
+        --resume
 
     # any field of the configuration; `--show` prints them all, and stops
-    python -m launch.train --config tiny:refusion --set train.learning_rate=1e-4 --set train.objective.slot_sizes=4,8 --show
+    python -m launch.train --config tiny:refusion --show \\
+        --set train.learning_rate=1e-4 --set train.objective.slot_sizes=4,8
 
     # the paper's run on a slice of 64 chips, 16 ways of rows and 4 of heads: the second command on every host
     python -m launch.convert_weights to-refusion Qwen/Qwen3-8B seeds/refusion
@@ -31,7 +33,8 @@ Examples:
 
 Rows are JSON lines: {"messages": [...]}, {"query": ..., "response": ...} or {"question": ..., "answer": ...}.
 RUN_DIR gets config.json, tokenizer/, metrics.jsonl, tensorboard/, checkpoints/ and, once finished, the Hugging Face
-directory model/; `python -m launch.convert_weights to-hf RUN_DIR OUT` makes one of an unfinished run. Exit codes: 0 finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.
+directory model/; `python -m launch.convert_weights to-hf RUN_DIR OUT` makes one of an unfinished run. Exit codes: 0
+finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--config", required=True, metavar="NAME",
                    help="file:experiment of configs/, e.g. tiny:refusion; a wrong name lists them")
     p.add_argument("--data", metavar="FILE", help="training rows, e.g. rows.jsonl")
-    p.add_argument("--init", metavar="PATH", help="Hugging Face directory or hub id to start from, e.g. runs/seed/model; "
+    p.add_argument("--init", metavar="PATH",
+                   help="Hugging Face directory or hub id to start from, e.g. runs/seed/model; "
                    "default a fresh model of the configuration's shape")
     p.add_argument("--run-dir", metavar="DIR", type=Path, help="directory of this run alone, e.g. runs/refusion")
     p.add_argument("--resume", action="store_true", help="continue the run in --run-dir, or start it")
@@ -118,8 +122,8 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
     if "mask_id" in known and known["mask_id"] is None:
         made = {"refusion": "to-refusion", "orthrus": "to-orthrus"}.get(objective.name, "to-diffusion")
-        raise ValueError("the model and its tokenizer have no mask token: add one with `python -m launch.convert_weights "
-                         f"{made}`, or name its id with --set train.objective.mask_id=ID")
+        raise ValueError("the model and its tokenizer have no mask token: add one with `python -m "
+                         f"launch.convert_weights {made}`, or name its id with --set train.objective.mask_id=ID")
     objective = dataclasses.replace(objective, **known)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, objective=objective))
 
@@ -156,7 +160,8 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None or options.run_dir is None:
         raise ValueError("give --data FILE (rows to train on) and --run-dir DIR (where the run lives)")
     if any(setting.startswith("train.steps=") for setting in options.settings) and experiment.epochs is not None:
-        raise ValueError(f"epochs = {experiment.epochs:g} decides the steps: with train.steps give --set epochs=none too")
+        raise ValueError(f"epochs = {experiment.epochs:g} decides the steps: with train.steps give --set epochs=none "
+                         "too")
 
     import jax
 
@@ -181,8 +186,8 @@ def run(options: argparse.Namespace) -> int:
     say = print if jax.process_index() == 0 else lambda *_: None
     report = pipeline.report()
     size = sum(x.size for x in jax.tree.leaves(params)) / 1e6
-    say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them left "
-        f"without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
+    say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them "
+        f"left without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
         f"{config.steps} steps of {config.batch_size} rows on {jax.device_count()} devices")
     result = loop.fit(model, params, pipeline, config, options.run_dir, resume=options.resume, tokenizer=tokenizer)
     if not result.finished:

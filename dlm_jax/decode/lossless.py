@@ -52,7 +52,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it: the errors close the gap, and the verification's are as small as the other's."""
+        """Whether rounding explains it: the errors close the gap, the verification's being as small as the other's."""
         return abs(self.gap) <= 2 * (self.error + self.block_error) and self.block_error <= 4 * self.error
 
     @property
