@@ -17,4 +17,5 @@ DECODERS = {  # by the names launchers accept
     "refusion": ReFusion}
 
 __all__ = ["DECODERS", "Autoregressive", "Event", "Generation", "Guided", "Ledger", "MaskedDiffusion", "Orthrus",
-           "ReFusion", "check_lossless", "generate", "join", "stream"]
+           "ReFusion", "block_diffusion", "check_lossless", "d3llm", "dream", "fast_dllm", "fast_dllm_dream",
+           "free_cache", "free_cache_dream", "generate", "join", "llada", "stream"]

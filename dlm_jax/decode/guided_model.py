@@ -130,7 +130,8 @@ def _together(tree: Params) -> Params:
         if _devices(own) == _devices(widest):
             return x
         # a mesh of the same shape over the devices in another order keeps its partition
-        same = isinstance(own, NamedSharding) and isinstance(widest, NamedSharding) and own.mesh.shape == widest.mesh.shape
+        same = (isinstance(own, NamedSharding) and isinstance(widest, NamedSharding)
+                and own.mesh.shape == widest.mesh.shape)
         return jax.device_put(x, NamedSharding(widest.mesh, own.spec) if same else everywhere)
 
     return jax.tree.map(put, tree)

@@ -151,9 +151,8 @@ class MaskedDiffusion:
         common.check_attention(self, config, bidirectional=True)
         trained = config.block_size
         if self.cache == "block" and trained is not None and trained != self.block_length:
-            raise ValueError(f"block_length = {self.block_length} with cache = 'block': the model was trained on blocks of "
-                             f"{trained} tokens (block_size of its config) and knows no others; take block_length = "
-                             f"{trained}")
+            raise ValueError(f"block_length = {self.block_length} with cache = 'block': the model was trained on "
+                             f"blocks of {trained} tokens (block_size of its config); take block_length = {trained}")
 
     def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
         """Raises ValueError for a prompt that holds the mask, or an answer length that the steps do not fit.

@@ -94,7 +94,8 @@ def decode(predict, prompt: list[int], *, length: int, mask: int, eos: int, shif
         elif rule == "factor":
             count = factor_count([sure[g] for g in order], factor)
         elif rule == "budget":
-            count = max(min(reach, min(first * per_block + step + 1, whole) * length // whole - (length - len(masked))), 1)
+            done = length - len(masked)
+            count = max(min(reach, min(first * per_block + step + 1, whole) * length // whole - done), 1)
         elif rule == "shares":
             count = plan(len(blocks[first]), per_block)[step]
         else:

@@ -367,7 +367,8 @@ def test_a_block_is_no_longer_than_the_answer(networks):
     assert decoder.generation_capacity(24) == 24
     assert MaskedDiffusion(block_length=32, cache="block").generation_capacity(24) == 32
     rows = prompts(4, 3)
-    short = generate(*networks["dream"], rows, dataclasses.replace(decoder, block_length=24), max_new_tokens=[24, 20, 9])
+    shorter = dataclasses.replace(decoder, block_length=24)
+    short = generate(*networks["dream"], rows, shorter, max_new_tokens=[24, 20, 9])
     long = generate(*networks["dream"], rows, decoder, max_new_tokens=[24, 20, 9])
     for a, b in zip(short.tokens, long.tokens):
         np.testing.assert_array_equal(a, b)
