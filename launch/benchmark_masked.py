@@ -92,7 +92,8 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
 
     by_steps = dict(steps=options.steps, block_length=options.block)
     sure = dict(threshold=threshold, block_length=options.block)
-    table: dict[str, tuple[Any, dict[str, Any] | None]] = {
+    guided = dict(cache="free", block_length=options.block)
+    return {
         "vanilla": (presets.llada(**by_steps), by_steps),
         "prefix cache": (presets.fast_dllm(**by_steps, threshold=None, cache="prefix"), by_steps | {"cache": "prefix"}),
         "dual cache": (presets.fast_dllm(**by_steps, threshold=None, cache="dual"), by_steps | {"cache": "dual"}),
@@ -100,10 +101,9 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
         "threshold": (presets.fast_dllm(**sure, cache="none"), sure),
         "threshold, dual cache": (presets.fast_dllm(**sure, cache="dual"), sure | {"cache": "dual"}),
         "block diffusion": (presets.block_diffusion(**by_steps), None),
-        "guided, none agreed": (Guided(cache="free", block_length=options.block), None),
-        "guided, all agreed": (Guided(cache="free", block_length=options.block, acceptance="top_k", top_k=1 << 30), None),
+        "guided, none agreed": (Guided(**guided), None),
+        "guided, all agreed": (Guided(**guided, acceptance="top_k", top_k=1 << 30), None),
     }
-    return table
 
 
 def eager_network(model: Any, params: Any) -> Any:
@@ -178,8 +178,8 @@ def measure(options: argparse.Namespace, stacked: tuple[Any, Any], name: str) ->
                 "times_vanilla": taken["vanilla"] / taken[system]}
         if system + " eager" in taken:
             wall = taken[system + " eager"]
-            row |= {"eager_tokens_per_second": tokens / wall, "eager_ms_per_forward": 1e3 * wall / row["eager_forwards"],
-                    "times_eager": wall / taken[system]}
+            row |= {"eager_tokens_per_second": tokens / wall, "times_eager": wall / taken[system],
+                    "eager_ms_per_forward": 1e3 * wall / row["eager_forwards"]}
     count = lambda params: sum(x.size for x in jax.tree.leaves(params))
     return {"model": name, "parameters": count(stacked[1]), "guide_parameters": count(guide[1]),
             "batch": len(prompts), "prompt": options.prompt, "new_tokens": new, "block_length": options.block,
@@ -198,7 +198,8 @@ COLUMNS = {"system": "system", "forwards": "forwards", "positions": "positions",
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints the table of one model."""
     r = result
-    table = Table(title=f"{r['model']}: {r['parameters'] / 1e6:.1f} M parameters, guide {r['guide_parameters'] / 1e6:.1f} M, "
+    millions = lambda name: f"{r[name] / 1e6:.1f} M parameters"
+    table = Table(title=f"{r['model']}: {millions('parameters')}, guide of {millions('guide_parameters')}, "
                         f"prompt {r['prompt']}, answer {r['new_tokens']}, batch {r['batch']}")
     for name, title in COLUMNS.items():
         table.add_column(title, justify="left" if name == "system" else "right", no_wrap=name == "system")

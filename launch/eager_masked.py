@@ -23,7 +23,7 @@ class Memory:
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.start = self.stop = 0
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any) -> tuple[torch.Tensor, ...]:
         """Returns all keys and values of a layer, with those of this forward in place; transformers calls it."""
         if layer not in self.layers:  # the first forward holds the whole row
             self.layers[layer] = keys.clone(), values.clone()
@@ -91,7 +91,7 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
                 start, stop = begin - early, end if cache == "dual" else size
             hidden = outputs(network, ids, start, stop, memory)
             forwards, due = forwards + 1, False
-            wanted = (torch.arange(begin, end) - shift - start).clamp(min=0)  # one that is not in the window is committed
+            wanted = (torch.arange(begin, end) - shift - start).clamp(min=0)  # what is not in the window is committed
             probability = network.lm_head(hidden[:, wanted]).softmax(dim=-1)
             probability[..., mask_id] = 0.0  # a mask is no answer
             sure, draft = probability.max(dim=-1)

@@ -1,4 +1,4 @@
-"""The masked-diffusion benchmark: counts as the policies promise, eager PyTorch decodes the same, bad input exits with 2."""
+"""The masked-diffusion benchmark: counts as promised, eager PyTorch decodes the same, bad input exits with 2."""
 
 import json
 
@@ -26,7 +26,8 @@ def test_a_tiny_run_counts_and_times_every_system(tmp_path, capsys):
     rows = {row["system"]: row for row in result["models"][0]["rows"]}
     whole, each = PROMPT + NEW, STEPS // 2 - 1  # forwards of a block that are no full pass
     positions = {
-        "vanilla": STEPS * whole, "prefix cache": 2 * whole + each * (NEW + BLOCK), "dual cache": 2 * whole + 2 * each * BLOCK,
+        "vanilla": STEPS * whole, "prefix cache": 2 * whole + each * (NEW + BLOCK),
+        "dual cache": 2 * whole + 2 * each * BLOCK,
         "FreeCache": whole + each * NEW + (each + 1) * BLOCK,
         "block diffusion": PROMPT + (STEPS + 1) * BLOCK}  # the first block is run once more, clean
     assert {name: rows[name]["positions"] for name in positions} == positions
