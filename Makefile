@@ -12,7 +12,7 @@ export JAX_PLATFORMS ?= cpu
 
 .PHONY: help quickstart test test-all bench clean
 help:
-	@echo "make quickstart        train and decode a tiny ReFusion model; ARGS='--data FILE' uses your rows"
+	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"
 	@echo "make test              quick tests, then reference numbers in $(ORACLE)"
 	@echo "make test-all          slow tests too"
 	@echo "make bench             decoding benchmark; ARGS are passed on"
