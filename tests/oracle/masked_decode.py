@@ -47,7 +47,9 @@ def decoder_of(case: dict) -> MaskedDiffusion:
             return presets.fast_dllm_dream(
                 cache=cache, threshold=p["threshold"], steps=0 if cache != "none" and p["threshold"] else p["steps"],
                 **common | ({"block_length": 0} if cache == "none" else {}))
-        return presets.fast_dllm(cache=cache, threshold=p["threshold"], factor=p["factor"], steps=p["steps"], **common)
+        counted = p["threshold"] is None and p["factor"] is None  # the other rules take no steps
+        return presets.fast_dllm(cache=cache, threshold=p["threshold"], factor=p["factor"],
+                                 steps=p["steps"] if counted else 0, **common)
     cache = {"cache": "free" if kind in ("block_cached", "freecache_block") else "none"}
     if "alg" in p:
         run = p.get("early_stop_consecutive") or 1
