@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.shard_alike import shard_alike
 
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.models.transformer import VIEWS, Transformer
@@ -67,10 +68,19 @@ class BoundScorer:
         return self.model.apply({"params": self.params}, hidden, method="head")
 
     def init_cache(self, batch: int, capacity: int) -> kv_cache.KVCache:
-        """See `types.Scorer.init_cache`."""
+        """See `types.Scorer.init_cache`; heads lie on the devices where the weights that make keys of them lie."""
         c = self.model.config
-        make = lambda layers: kv_cache.init(layers, batch, capacity, c.num_kv_heads, c.head_dim, self.dtype)
-        return make(c.num_layers) if self.model.scan else tuple(make(1) for _ in range(c.num_layers))
+
+        def make(weight: Array) -> kv_cache.KVCache:  # ([L,] D, K, H)
+            head = jax.lax.stop_gradient(weight.reshape(-1, *weight.shape[-3:])[:, 0])[:, None, :, None]
+            # zeros say nothing about devices: left alone, every device would hold every head
+            place = lambda zeros: shard_alike(zeros, jnp.broadcast_to(head, zeros.shape).astype(zeros.dtype))[0]
+            return jax.tree.map(place, kv_cache.init(
+                head.shape[0], batch, capacity, c.num_kv_heads, c.head_dim, self.dtype))
+
+        if self.model.scan:
+            return make(self.params["layers"]["attention"]["k_proj"])
+        return tuple(make(self.params[f"layers_{i}"]["attention"]["k_proj"]) for i in range(c.num_layers))
 
     def __call__(self, tokens, positions=None, visibility=None) -> Array:
         """See `types.Scorer.__call__`."""

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from dlm_jax.models import build
+from dlm_jax.train import sharding
+from dlm_jax.train.config import MeshConfig
 from tests.conftest import tiny_config
 
 
@@ -59,3 +61,19 @@ def test_unrolled_layers_are_the_same_network():
     assert jnp.allclose(build.scorer(model, params)(tokens), build.scorer(*unrolled)(tokens), atol=1e-5)
     with pytest.raises(ValueError, match="unrolled already"):
         build.unroll(*unrolled)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_an_empty_cache_spreads_its_heads_as_the_weights_are_spread(scan):
+    """Without a word on where, each device would hold the heads of all."""
+    if jax.device_count() < 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    model = build.build(tiny_config(vocab_size=96))
+    params = init(model, 0)
+    model, params = (model, params) if scan else build.unroll(model, params)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    spread = jax.device_put(params, sharding.params(model, mesh))
+    cache, _ = jax.jit(lambda p: (model.scorer(p).init_cache(4, 16), p["embed"][0]))(spread)
+    for x in jax.tree.leaves(cache):
+        assert x.sharding.spec[2] == "tensor" and x.shape == (3 if scan else 1, 4, 2, 16, 12)
+        assert not x.any() and x.dtype == jnp.float32
