@@ -28,6 +28,8 @@ def run_folder(folder: Path) -> tuple[bool, float, str, float]:
     """Returns (passed, largest error, detail, seconds) of one case folder; any exception is a failure."""
     import jax
 
+    from dlm_jax.decode import api
+
     cache = Path(__file__).resolve().parents[2] / ".cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
@@ -38,6 +40,9 @@ def run_folder(folder: Path) -> tuple[bool, float, str, float]:
     except Exception as problem:  # a case that breaks the runner has failed; the others still run
         traceback.print_exc()
         passed, error, detail = False, float("nan"), f"{type(problem).__name__}: {problem}"
+    finally:  # compiled code takes hundreds of memory maps a program, and a process may hold only so many
+        api.EXECUTABLES.clear()
+        jax.clear_caches()
     return passed, error, detail, time.perf_counter() - start
 
 
@@ -69,7 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     with concurrent.futures.ProcessPoolExecutor(max(1, options.jobs), mp_context=spawn) as pool:
         jobs = {pool.submit(run, folder): folder for folder in known}
         for job in concurrent.futures.as_completed(jobs):
-            ok, error, detail, seconds = job.result()
+            try:
+                ok, error, detail, seconds = job.result()
+            except concurrent.futures.process.BrokenProcessPool as problem:  # its other folders are lost with it
+                ok, error, detail, seconds = False, float("nan"), f"not finished: {problem}", 0.0
             passed, failed = passed + ok, failed + (not ok)
             print(f"{'passed' if ok else 'FAILED':<11}  {name(jobs[job]):<{width}}  largest error {error:.1e}  "
                   f"{seconds:5.1f} s  {detail}", flush=True)
