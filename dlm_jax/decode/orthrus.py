@@ -160,9 +160,12 @@ class Orthrus:
         masks = jnp.full((request.batch, K - 1), request.mask_id, jnp.int32)
         hidden, cache = forward(
             score.view("diffusion"), False, request, newest, block(masks), width, state.cache)
-        draft_logits = score.head(hidden[:, :-1])
+        warm = jnp.asarray(self.temperature) > 0
+        shaped = lambda logits: sampling.scaled(logits, self.temperature, self.top_k, self.top_p)
+        # shaped once: drafts are judged by what they were drawn from
+        draft_logits = jax.lax.cond(warm, shaped, lambda logits: logits, score.head(hidden[:, :-1]))
         keys = sampling.draw_keys(request.keys, counts.after_prefill(), place[:, :-1])
-        drafts = sampling.sample(draft_logits, keys, self.temperature, self.top_k, self.top_p)
+        drafts = sampling.sample(draft_logits, keys, warm.astype(jnp.float32))
         counts = counts.add(VERIFY, width, active)
 
         hidden, cache = forward(score, True, request, newest, block(drafts), width, cache)
@@ -174,11 +177,9 @@ class Orthrus:
             return drafts == choice[:, :-1], choice
 
         def sampled():
-            both = jnp.concatenate([draft_logits, logits], axis=1)
-            both = sampling.scaled(both, self.temperature, self.top_k, self.top_p)
-            return accept(drafts, both[:, : K - 1], both[:, K - 1 :], keys)
+            return accept(drafts, draft_logits, shaped(logits), keys)
 
-        survives, choice = jax.lax.cond(jnp.asarray(self.temperature) > 0, sampled, greedy)
+        survives, choice = jax.lax.cond(warm, sampled, greedy)
         run = jnp.cumprod(survives & inside[:, 1:], axis=1, dtype=jnp.int32)
         accepted = jnp.sum(run, axis=1)
         own = offset == accepted[:, None]  # the place of the AR view's own token
