@@ -2,13 +2,15 @@
 
 none: every token, every time, and no cache. prefix, dual (Fast-dLLM): a full pass opens each block, then the block
 and what follows it, or the block alone. free (FreeCache): one full pass, then the block and what follows; what lies
-before keeps the values of the last forward that held it. prompt: one full pass, then the answer. block (block
+before keeps the values of the last forward that held it, perhaps computed while it was masked. delayed: free, but the
+window reaches back to what the last forward committed, so that no token is frozen as a mask. prompt: one full pass, then the answer. block (block
 diffusion): the block alone, which sees no later one; a finished block is run once more, clean, before the next.
 
 Where the model's outputs are shifted, the token before the window predicts its first token, so a window starts one
 earlier while that token is masked; FreeCache always does, its frozen prefix ends one token earlier.
 
-Source: Fast-dLLM (arXiv 2505.22618), Sec. 3.2; FlashDLM, Sec. 3.2; BD3-LM (arXiv 2503.09573), Alg. 2.
+Source: Fast-dLLM (arXiv 2505.22618), Sec. 3.2; FlashDLM, Sec. 3.2; dKV-Cache (arXiv 2505.15781), the one-step delay;
+BD3-LM (arXiv 2503.09573), Alg. 2.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from jax import Array
 from dlm_jax.decode import window
 from dlm_jax.decode.state import Request
 
-POLICIES = ("none", "prefix", "dual", "free", "prompt", "block")
+POLICIES = ("none", "prefix", "dual", "free", "delayed", "prompt", "block")
 PER_BLOCK = ("prefix", "dual", "block")  # a new block is due a pass of its own
-ONCE = ("free", "prompt")  # one full pass is due, the first
+ONCE = ("free", "delayed", "prompt")  # one full pass is due, the first
 
 
-def span(policy: str, request: Request, masked: Array, due: Array, begin: Array, end: Array, shift: int,
+def span(policy: str, request: Request, masked: Array, fresh: Array, due: Array, begin: Array, end: Array, shift: int,
          block_length: int) -> tuple[Array, Array]:
     """Returns the (B,) start and stop indices of the next forward's window.
 
@@ -32,6 +34,7 @@ def span(policy: str, request: Request, masked: Array, due: Array, begin: Array,
       policy: one of `POLICIES`.
       request: the batch.
       masked: (B, G) bool tokens still to come.
+      fresh: (B, G) bool tokens that the last forward committed.
       due: (B,) bool rows whose cache is to be refreshed.
       begin, end: (B,) int32 numbers g of the first token and behind the last of the open block(s).
       shift: the model's.
@@ -42,7 +45,9 @@ def span(policy: str, request: Request, masked: Array, due: Array, begin: Array,
     if policy == "none":
         return zero, whole
     first = zero if policy == "prompt" else begin
-    if policy == "free":
+    if policy == "delayed":
+        first = jnp.where(jnp.any(fresh, axis=1), jnp.minimum(begin, jnp.argmax(fresh, axis=1)), begin)
+    if policy in ("free", "delayed"):
         early = shift
     else:
         early = shift * jnp.take_along_axis(masked, jnp.clip(first, 0, masked.shape[1] - 1)[:, None], axis=1)[:, 0]

@@ -37,7 +37,7 @@ ACCEPTANCE = {  # by name, the thresholds that a test applies and their defaults
     "top_k_relative": dict(top_k=2, relative_probability=0.5),
     "logit_threshold": dict(top_k=2, logit_threshold=0.5),
 }
-CACHES = ("none", "prompt", "free", "aggressive", "sliding", "block_boundary")
+CACHES = ("none", "prompt", "free", "aggressive", "delayed", "sliding", "block_boundary")
 
 
 def _static(default):
@@ -98,7 +98,8 @@ class Guided:
       cache: what the drafter computes anew each round; the first round computes everything, and what lies before the
         window is read as it was last computed, which may be while it was masked. "none": everything. "prompt": all
         but the prompt. "free": from the block on that holds the first mask (FreeCache). "aggressive": from the last
-        committed token on. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
+        committed token on. "delayed": from the first token that the last round committed, so that none is left as it was
+        while masked. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
         "block_boundary": the released variant of "free", whose blocks are counted from the prompt's first token, and
         where a block begins at the first mask, that token is drafted from its own output even if outputs are shifted.
       block_length: tokens of a block of "free" and "block_boundary".
@@ -229,6 +230,9 @@ class Guided:
             start, widths = request.prompt_length + begin - score.shift, [*shrinking, G + score.shift]
         elif cache == "aggressive":
             start, widths = first - 1, [*shrinking, G]
+        elif cache == "delayed":  # the last round's tokens are the newest of the committed prefix
+            fresh = state.canvas.committed_at == state.counts.after_prefill()[:, None]
+            start, widths = first - jnp.sum(fresh, axis=1) - score.shift, [*shrinking, G + score.shift]
         elif cache == "sliding":
             start, stop = jnp.maximum(first - 1 - self.window_size, 0), jnp.minimum(first - 1 + self.window_size, stop)
             widths = [min(2 * self.window_size, everything)]

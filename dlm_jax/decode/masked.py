@@ -104,7 +104,7 @@ class MaskedDiffusion:
         check_number("block_length", self.block_length, 0, kind=int)
         timed = self.rule in (*PLANNED, "budget")
         for wrong, why in (
-            (self.cache in ("prefix", "dual", "free", "block") and not self.block_length,
+            (self.cache not in ("none", "prompt") and not self.block_length,
              f"cache = {self.cache!r} works block by block: give a block_length, or take cache = 'prompt'"),
             (self.multi_block and not self.block_length, "multi_block needs a block_length"),
             (self.multi_block and timed,
@@ -252,7 +252,8 @@ class MaskedDiffusion:
         due = s.due
         if self.cache not in ("none", "block"):
             due = due | ((self.refresh_every > 0) & (s.age >= self.refresh_every))
-        start, stop = cache_policies.span(self.cache, request, masked, due, begin, end, score.shift, L)
+        fresh = s.canvas.committed_at == s.counts.after_prefill()[:, None]
+        start, stop = cache_policies.span(self.cache, request, masked, fresh, due, begin, end, score.shift, L)
         stop = jnp.where(live, stop, start)
         wanted = jnp.arange(L, dtype=jnp.int32) + begin[:, None]
         if self.multi_block:
