@@ -37,6 +37,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from launch import cli
+
 
 def model_of(options: argparse.Namespace) -> tuple[Any, Any]:
     """Returns a random model of the size asked for."""
@@ -233,6 +235,20 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def run(options: argparse.Namespace) -> None:
+    """Does what the command line of `decode` says."""
+    for name in ("layers", "vocab", "prompt", "new_tokens", "repeats"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    if options.width % 64 or options.width < 64:
+        raise ValueError(f"--width {options.width}: a positive multiple of 64")
+    result = decode(options)
+    show(result, Console())
+    if options.output:
+        with open(options.output, "w") as file:
+            json.dump(result, file, indent=1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -248,21 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return benchmark_masked.main(arguments[1:])
     options = parser().parse_args(arguments)
-    try:
-        for name in ("layers", "vocab", "prompt", "new_tokens", "repeats"):
-            if getattr(options, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
-        if options.width % 64 or options.width < 64:
-            raise ValueError(f"--width {options.width}: a positive multiple of 64")
-        result = decode(options)
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    show(result, Console())
-    if options.output:
-        with open(options.output, "w") as file:
-            json.dump(result, file, indent=1)
-    return 0
+    return cli.exit_code(lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from launch import cli
+
 SIZES = {  # about as many parameters, most of them in the layers
     "1m": dict(vocab_size=2048, hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4, num_kv_heads=2,
                head_dim=32),
@@ -258,28 +260,28 @@ def check_model(config: Any, options: argparse.Namespace) -> None:
                          f"{config.max_position_embeddings} positions")
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the launcher; returns the exit status, 2 for bad input."""
+def run(options: argparse.Namespace, arguments: list[str]) -> None:
+    """Does what the command line says; `arguments` is what was typed."""
     from launch.benchmark import machine
 
-    options = parser().parse_args(arguments)
     result = {"command": "python -m launch.benchmark " + " ".join(["masked", *arguments]), "machine": machine(),
               "models": []}
-    try:
-        check(options)
-        for name in [options.model] if options.model else options.size:
-            if options.model:
-                import dlm_jax
+    check(options)
+    for name in [options.model] if options.model else options.size:
+        if options.model:
+            import dlm_jax
 
-                stacked = dlm_jax.load(options.model, dtype=jnp.float32)
-                check_model(stacked[0].config, options)
-            else:
-                stacked = random_model(name)
-            result["models"].append(measure(options, stacked, Path(name).name))
-            show(result["models"][-1], Console(width=None if sys.stdout.isatty() else 120))
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+            stacked = dlm_jax.load(options.model, dtype=jnp.float32)
+            check_model(stacked[0].config, options)
+        else:
+            stacked = random_model(name)
+        result["models"].append(measure(options, stacked, Path(name).name))
+        show(result["models"][-1], Console(width=None if sys.stdout.isatty() else 120))
     if options.output:
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the launcher; returns the exit status, 2 for bad input."""
+    options = parser().parse_args(arguments)
+    return cli.exit_code(lambda: run(options, arguments))

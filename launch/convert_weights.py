@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import cli
+
 DTYPES = ("float32", "bfloat16", "float16")
 MASK = "<|mask|>"
 
@@ -91,7 +93,7 @@ def convert(args: argparse.Namespace) -> str:
         config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
         params = in_one_dtype(params)
         if keep is None or not folders.has_tokenizer(keep):
-            print(f"convert_weights: warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
+            print(f"warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
                   "--tokenizer DIR names one", file=sys.stderr)
         hf.save(args.out, config, params, tokenizer_from=keep)
     else:
@@ -278,12 +280,7 @@ def with_mask(config: Any, params: Any, mask_id: int, fresh: bool) -> tuple[Any,
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns the exit code, 2 for bad input."""
     args = parser().parse_args(argv)
-    try:
-        print(convert(args))
-    except ValueError as error:
-        print(f"convert_weights: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return cli.exit_code(lambda: print(convert(args)))
 
 
 if __name__ == "__main__":

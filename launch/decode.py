@@ -36,6 +36,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from launch import cli
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
@@ -321,12 +323,7 @@ def run(options: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
     options = parser().parse_args(arguments)
-    try:
-        run(options, sys.stdin, sys.stdout)
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return cli.exit_code(lambda: run(options, sys.stdin, sys.stdout))
 
 
 if __name__ == "__main__":

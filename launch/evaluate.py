@@ -30,6 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from launch import cli
 from launch.decode import add_decoder, check_guide, make_decoder, with_guide
 
 FILES = ("results.json", "answers.jsonl", "report.html")
@@ -124,12 +125,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return cli.exit_code(lambda: run(options))
 
 
 if __name__ == "__main__":

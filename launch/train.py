@@ -47,6 +47,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import cli
+
 STOPPED = 75  # "temporary failure, try again" of sysexits.h
 
 
@@ -205,10 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the launcher; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return run(options)
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        return cli.exit_code(lambda: run(options))
     except FloatingPointError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

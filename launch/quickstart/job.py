@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from dlm_jax.evals import report, tasks
+from launch import cli
 from launch.quickstart import kept, plan, rows, stages, summary
 
 _HELP = """\
@@ -111,17 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", choices=sorted(plan.BUDGETS), default="standard",
                         help="how large the job is (default: %(default)s)")
     options = parser.parse_args(argv)
-    try:
+
+    def work() -> None:
         if options.seed < 0:
             raise ValueError(f"--seed {options.seed}: must be 0 or more")
         out = options.out or default_out(options.data)
         results = run(options.data, out, options.seed, plan.BUDGETS[options.budget])
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        console.print(report.table(results["systems"]))
+        console.print(f"results: {out / 'results.json'}\nreport:  {out / 'report.html'}")
+
+    try:
+        return cli.exit_code(work)
     except (stages.Stopped, KeyboardInterrupt) as stop:
         print(stop or "stopped; the same command continues", file=sys.stderr)
         return 130
-    console.print(report.table(results["systems"]))
-    console.print(f"results: {out / 'results.json'}\nreport:  {out / 'report.html'}")
-    return 0
