@@ -5,17 +5,16 @@ nobody has run the larger size.
 """
 
 from configs import tiny
-from configs.experiment import Experiment
+from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
 from dlm_jax.objectives import block_diffusion
-from dlm_jax.train.config import MeshConfig, TrainConfig
+from dlm_jax.train.config import TrainConfig
 
 EXPERIMENTS = {
     "sft_8b": Experiment(
         model=QWEN3_8B.replace(family="a2d-qwen3", block_size=32), length=1024, epochs=3.0, train=TrainConfig(
             objective=block_diffusion.Config(block_size=32), steps=10_000, batch_size=256, learning_rate=1e-5,
-            warmup_steps=100, compute_dtype="bfloat16", remat=True, mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-            checkpoint_every=500)),
+            warmup_steps=100, **POD)),
     "tiny": Experiment(
         model=tiny.MODEL.replace(family="a2d-qwen3", block_size=8), length=160,
         train=tiny.train(block_diffusion.Config(block_size=8), 2e-3)),

@@ -6,10 +6,10 @@ weighting by context (CART) is not here, and warm-up, schedule and epochs are ou
 """
 
 from configs import tiny
-from configs.experiment import Experiment
+from configs.experiment import POD, Experiment
 from configs.flashdlm import GUIDERS
 from dlm_jax.objectives import masked_diffusion
-from dlm_jax.train.config import MeshConfig, TrainConfig
+from dlm_jax.train.config import TrainConfig
 
 DREAM_7B = GUIDERS["qwen2_5_7b"].replace(
     family="Dream", max_position_embeddings=131072, bos_token_id=151643, eos_token_id=151643, pad_token_id=151643,
@@ -20,8 +20,7 @@ EXPERIMENTS = {
         model=DREAM_7B, length=2048, epochs=3.0, train=TrainConfig(
             objective=masked_diffusion.Config(normalisation="token"),
             steps=9_375,  # 3 epochs of the paper's 1.8M pairs; `epochs` recomputes it for the rows there are
-            batch_size=576, learning_rate=2e-6, warmup_steps=100, compute_dtype="bfloat16", remat=True,
-            mesh=MeshConfig(data=1, fsdp=-1, tensor=1), checkpoint_every=500)),
+            batch_size=576, learning_rate=2e-6, warmup_steps=100, **POD)),
     "tiny": Experiment(
         model=tiny.MODEL.replace(family="a2d-qwen3", logit_shift=1), length=160,
         train=tiny.train(masked_diffusion.Config(normalisation="token"), 2e-3)),

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.train.config import TrainConfig
+from dlm_jax.train.config import MeshConfig, TrainConfig
+
+# how runs of published sizes use a slice: fields of `TrainConfig`
+POD: dict[str, Any] = dict(
+    compute_dtype="bfloat16", remat=True, mesh=MeshConfig(data=1, fsdp=-1, tensor=1), checkpoint_every=500)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

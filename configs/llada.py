@@ -7,10 +7,10 @@ one's model.
 """
 
 from configs import tiny
-from configs.experiment import Experiment
+from configs.experiment import POD, Experiment
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.objectives import masked_diffusion
-from dlm_jax.train.config import MeshConfig, TrainConfig
+from dlm_jax.train.config import TrainConfig
 
 LLADA_8B = TransformerConfig(
     family="llada", vocab_size=126464, hidden_size=4096, intermediate_size=12288, num_layers=32, num_heads=32,
@@ -19,9 +19,7 @@ LLADA_8B = TransformerConfig(
 
 
 def _train(objective: masked_diffusion.Config, **fields) -> TrainConfig:
-    return TrainConfig(
-        objective=objective, schedule="constant", weight_decay=0.1, compute_dtype="bfloat16", remat=True,
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1), checkpoint_every=500, **fields)
+    return TrainConfig(objective=objective, schedule="constant", weight_decay=0.1, **POD, **fields)
 
 
 EXPERIMENTS = {

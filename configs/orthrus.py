@@ -8,10 +8,10 @@ Every run starts from a dual model, which `launch.convert_weights to-orthrus` ma
 names it. `MODELS` are the shapes.
 """
 
-from configs.experiment import Experiment
+from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
 from dlm_jax.objectives import orthrus
-from dlm_jax.train.config import MeshConfig, TrainConfig
+from dlm_jax.train.config import TrainConfig
 
 _8B = QWEN3_8B.replace(family="orthrus", block_size=32)
 _4B = _8B.replace(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True)
@@ -30,11 +30,7 @@ _PAPER = Experiment(
         batch_size=64,
         learning_rate=1e-4,
         warmup_steps=100,
-        compute_dtype="bfloat16",
-        remat=True,
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-        checkpoint_every=500,
-        log_every=10,
+        **POD,
     ),
 )
 

@@ -1,9 +1,9 @@
 """ReFusion as its paper trained and evaluated it: training in B.1, decoding in Table 7."""
 
-from configs.experiment import Experiment
+from configs.experiment import POD, Experiment
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.objectives import refusion
-from dlm_jax.train.config import MeshConfig, TrainConfig
+from dlm_jax.train.config import TrainConfig
 
 QWEN3_8B = TransformerConfig(
     family="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32,
@@ -23,11 +23,7 @@ EXPERIMENTS = {
             batch_size=512,
             learning_rate=2e-5,
             warmup_steps=100,
-            compute_dtype="bfloat16",
-            remat=True,
-            mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-            checkpoint_every=500,
-            log_every=10,
+            **POD,
         ),
     ),
 }
