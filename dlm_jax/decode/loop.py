@@ -30,10 +30,20 @@ def traced(decoder: Decoder) -> Decoder:
 
 
 class Executables:
-    """Compiled init, step and loop of each (model, decoder statics, shapes), with the seconds they took."""
+    """Compiled init, step and loop of each (model, decoder statics, shapes); the least recently used one goes first.
 
-    def __init__(self):
-        self._cache: dict[Any, tuple[Any, float]] = {}
+    XLA's code for a CPU takes about 400 memory maps an executable, and Linux grants a process 65,530
+    (vm.max_map_count): who sweeps settings without a bound ends in "LLVM compilation error: Cannot allocate memory".
+
+    Attributes:
+      most: executables kept at once; 128 take about 51,000 maps.
+    """
+
+    def __init__(self, most: int = 128):
+        if most < 1:
+            raise ValueError(f"most = {most} executables: expected at least 1")
+        self.most = most
+        self._cache: dict[Any, Any] = {}  # the least recently used one first
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -55,12 +65,13 @@ class Executables:
         shapes = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
         key = (bind, model, which, structure, shapes)
         if key in self._cache:
-            return self._cache[key][0], 0.0
+            executable = self._cache[key] = self._cache.pop(key)
+            return executable, 0.0
+        while len(self._cache) >= self.most:  # before the new one needs its memory
+            self._cache.pop(next(iter(self._cache)))
         start = time.perf_counter()
-        executable = jitted(bind, model, which).lower(*arguments).compile()
-        seconds = time.perf_counter() - start
-        self._cache[key] = (executable, seconds)
-        return executable, seconds
+        executable = self._cache[key] = jitted(bind, model, which).lower(*arguments).compile()
+        return executable, time.perf_counter() - start
 
 
 def jitted(bind: Bind, model: Any, which: str) -> Any:
