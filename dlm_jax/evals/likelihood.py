@@ -23,7 +23,7 @@ from jax import Array
 
 from dlm_jax.models import build
 from dlm_jax.nn import visibility
-from dlm_jax.objectives import losses, noise
+from dlm_jax.objectives import losses
 from dlm_jax.types import Params, Scorer
 
 HEAD_CHUNK = 512  # tokens a row whose logits are held at a time
@@ -64,7 +64,7 @@ def bound(
     index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     prompt, valid = index < prompt_length[:, None], index < length[:, None]
     labels = jnp.where((noisy == mask_id) & valid & ~prompt, tokens, losses.IGNORE)
-    read = lambda seen: noise.aligned(
+    read = lambda seen: losses.aligned(
         score.hidden(seen, index, visibility.bidirectional(valid))[0], score.shift)
     hidden, head = read(noisy), score
     if cfg_scale is not None:

@@ -197,19 +197,34 @@ def head_distance(
     return dataclasses.replace(found, loss=found.loss + linear)
 
 
-def rows_nll(score: Scorer, rows: Rows, chunk: int) -> Array:
-    """Scores rows under causal attention in physical order.
+def aligned(outputs: Array, shift: int) -> Array:
+    """Returns outputs moved to the tokens they predict: place i holds output i - shift, the first `shift` their own.
+
+    Args:
+      outputs: (B, T, ...) hidden states or logits of a whole row.
+      shift: `score.shift`, or 0 to leave them.
+    """
+    return jnp.concatenate([outputs[:, :shift], outputs[:, : outputs.shape[1] - shift]], axis=1) if shift else outputs
+
+
+def rows_nll(
+    score: Scorer, rows: Rows, chunk: int, rule: Callable[[Array], visibility.Visibility] = visibility.causal,
+    shift: int = 0,
+) -> Array:
+    """Scores rows, by default in physical order with labels where the outputs are.
 
     Args:
       score: the model.
       rows: inputs and labels.
       chunk: tokens a row whose logits are held at a time.
+      rule: makes the visibility of `rows.valid`.
+      shift: `score.shift` where labels stand at their own tokens.
 
     Returns:
       (B, T) float32 negative log-likelihoods, 0 where nothing is predicted.
     """
-    hidden, _ = score.hidden(rows.tokens, rows.positions, visibility.causal(rows.valid))
-    return head_nll(score, hidden, rows.labels, chunk)
+    hidden, _ = score.hidden(rows.tokens, rows.positions, rule(rows.valid))
+    return head_nll(score, aligned(hidden, shift), rows.labels, chunk)
 
 
 def weighted(nll: Array, weights: dict[str, Array]) -> dict[str, Array]:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses, noise
 from dlm_jax.types import Scorer
 
@@ -119,7 +120,8 @@ def check(score: Scorer, config: Config) -> None:
 def rows_loss(score: Scorer, rows: losses.Rows, config: Config) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of prepared rows and its metrics, all sums over rows; see `loss`."""
     check(score, config)
-    total = losses.weighted(noise.denoising_nll(score, rows, config.head_chunk), rows.weights)["mdm"]
+    nll = losses.rows_nll(score, rows, config.head_chunk, visibility.bidirectional, score.shift)
+    total = losses.weighted(nll, rows.weights)["mdm"]
     return total, {"loss_mdm": total, "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE)}
 
 

@@ -4,7 +4,7 @@ Time t runs from 0, clean, to 1, all masked. Three steps: `draw` fixes a row's t
 `supervise` says which tokens may be masked, `scales` turns counts into the normalisation of the loss. What a row
 draws follows its example id, so that neither its neighbours nor the number of devices change it.
 
-Letters: B batch, T tokens, D model width.
+Letters: B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.nn import visibility
-from dlm_jax.objectives import losses
 from dlm_jax.types import Scorer
 
 TARGETS = ("response", "all")
@@ -168,31 +166,6 @@ def scales(taught: Array, normalisation: str) -> Array:
         return jnp.broadcast_to(1.0 / jnp.maximum(jnp.sum(count), 1.0), count.shape)
     rows = jnp.full_like(count, 1.0 / count.shape[0])
     return rows / jnp.maximum(count, 1.0) if normalisation == "sequence" else rows
-
-
-def aligned(outputs: Array, shift: int) -> Array:
-    """Returns outputs moved to the tokens they predict: place i holds output i - shift, the first `shift` their own.
-
-    Args:
-      outputs: (B, T, ...) hidden states or logits of a whole row.
-      shift: `score.shift`.
-    """
-    return jnp.concatenate([outputs[:, :shift], outputs[:, : outputs.shape[1] - shift]], axis=1) if shift else outputs
-
-
-def denoising_nll(score: Scorer, rows: losses.Rows, chunk: int) -> Array:
-    """Scores rows whose labels stand where their tokens were, every token seeing every other.
-
-    Args:
-      score: the model.
-      rows: inputs and labels.
-      chunk: tokens a row whose logits are held at a time.
-
-    Returns:
-      (B, T) float32 negative log-likelihoods, 0 where nothing is predicted.
-    """
-    hidden, _ = score.hidden(rows.tokens, rows.positions, visibility.bidirectional(rows.valid))
-    return losses.head_nll(score, aligned(hidden, score.shift), rows.labels, chunk)
 
 
 def check_fields(config: Any, accepted: dict[str, tuple[str, ...]]) -> None:

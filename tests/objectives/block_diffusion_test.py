@@ -11,6 +11,7 @@ from dlm_jax import objectives
 from dlm_jax.models import build
 from dlm_jax.objectives import block_diffusion, losses, masked_diffusion, noise
 from tests.conftest import random_params, tiny_config
+from tests.objectives import dense
 from tests.objectives.dense import Spelled
 from tests.objectives.masked_diffusion_test import EOS, MASK, SIZES, make_batch
 
@@ -98,19 +99,11 @@ def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
     assert 0.4 < masked[taught].mean() < 0.5  # the clipped interval's mean rate is 0.45
 
 
-@pytest.mark.parametrize("which", ["nothing masked", "everything masked", "no response"])
+@pytest.mark.parametrize("which", dense.DEGENERATE)
 def test_degenerate_rows_have_finite_loss_and_gradient(which):
-    batch = make_batch(B=2)
-    if which == "no response":
-        batch |= {"loss_mask": jnp.zeros_like(batch["loss_mask"])}
-    config = make_config(padding="ignore")
-    taught = noise.supervise(batch, config.target, config.padding, EOS)
-    fill = lambda x: jnp.full(batch["tokens"].shape, x)
-    drawn = noise.Noise(fill(0.5), fill(float(which == "nothing masked")))
-    rows = block_diffusion.arrange(taught, jnp.zeros_like(batch["tokens"]), drawn, config)
-    value, gradient = value_and_gradient(PARAMS, rows, config)
-    assert (value > 0) == (which == "everything masked") and np.isfinite(value)
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    config, batch = make_config(padding="ignore"), make_batch(B=2)
+    dense.check_degenerate(which, batch, config, lambda rows, drawn: value_and_gradient(
+        PARAMS, block_diffusion.arrange(rows, jnp.zeros_like(batch["tokens"]), drawn, config), config))
 
 
 def test_blocks_begin_where_the_response_does():

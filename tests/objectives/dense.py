@@ -1,4 +1,4 @@
-"""A loss spelled out as a list of predictions from whole rows under dense masks, summed in one compiled call."""
+"""What tests of masked objectives share: a loss spelled out prediction by prediction, and degenerate rows."""
 
 import functools
 
@@ -7,12 +7,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm_jax.models import build
+from dlm_jax.objectives import noise
 
+DEGENERATE = ("nothing masked", "everything masked", "no response")
 PASSES, PREDICTIONS = 16, 64  # padded to, so that references share one compile
 
 
+def check_degenerate(which, batch, config, value_and_gradient):
+    """Asserts that degenerate rows have finite loss and gradient, and a loss only where something is masked.
+
+    Args:
+      which: one of `DEGENERATE`.
+      batch: rows.
+      config: of the objective; padding is ignored.
+      value_and_gradient: of supervised rows and their noise.
+    """
+    if which == "no response":
+        batch = batch | {"loss_mask": jnp.zeros_like(batch["loss_mask"])}
+    rows = noise.supervise(batch, config.target, "ignore", None)
+    fill = lambda x: jnp.full(batch["tokens"].shape, x)
+    value, gradient = value_and_gradient(rows, noise.Noise(fill(0.5), fill(float(which == "nothing masked"))))
+    assert (value > 0) == (which == "everything masked") and np.isfinite(value)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
 class Spelled:
-    """Collects forward passes, and predictions read off their outputs."""
+    """A loss as a list of predictions from whole rows under dense masks, summed in one compiled call."""
 
     def __init__(self, length: int):
         self.length, self.passes, self.predictions = length, [], []

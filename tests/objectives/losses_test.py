@@ -135,3 +135,9 @@ def test_head_distance_holds_the_logits_of_a_chunk_once_and_teaches_the_student_
     logits = [eqn for eqn in str(jax.make_jaxpr(jax.grad(total))(student, teacher)).split("\n") if "f32[2,2,11]" in eqn
               and "dot_general" in eqn]
     assert len(logits) == 2  # the student's and the teacher's, forward; none in the backward pass
+
+
+def test_aligned_outputs_stand_where_their_tokens_do():
+    x = jnp.arange(10).reshape(1, 5, 2)
+    np.testing.assert_array_equal(losses.aligned(x, 0), x)
+    np.testing.assert_array_equal(losses.aligned(x, 1)[0], x[0, jnp.asarray([0, 0, 1, 2, 3])])

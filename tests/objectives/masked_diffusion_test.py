@@ -11,6 +11,7 @@ import pytest
 from dlm_jax.models import build
 from dlm_jax.objectives import losses, masked_diffusion, noise
 from tests.conftest import random_params, tiny_config
+from tests.objectives import dense
 from tests.objectives.dense import Spelled
 
 MASK, EOS = 19, 1
@@ -97,19 +98,11 @@ def test_the_masked_share_follows_t_and_the_prompt_is_never_masked():
     np.testing.assert_allclose(np.sum(wide.weights["mdm"]), 1, atol=0.05)
 
 
-@pytest.mark.parametrize("which", ["nothing masked", "everything masked", "no response"])
+@pytest.mark.parametrize("which", dense.DEGENERATE)
 def test_degenerate_rows_have_finite_loss_and_gradient(which):
-    batch = make_batch()
-    if which == "no response":
-        batch |= {"loss_mask": jnp.zeros_like(batch["loss_mask"])}
-    config = make_config(padding="ignore")
-    taught = noise.supervise(batch, config.target, config.padding, EOS)
-    fill = lambda x: jnp.full(batch["tokens"].shape, x)
-    drawn = noise.Noise(fill(0.5), fill(float(which == "nothing masked")))
-    rows = masked_diffusion.arrange(taught, drawn, config)
-    value, gradient = value_and_gradient("llada", PARAMS["llada"], rows, config)
-    assert (value > 0) == (which == "everything masked") and np.isfinite(value)
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    config, batch = make_config(padding="ignore"), make_batch()
+    dense.check_degenerate(which, batch, config, lambda rows, drawn: value_and_gradient(
+        "llada", PARAMS["llada"], masked_diffusion.arrange(rows, drawn, config), config))
 
 
 def test_a_row_is_corrupted_alike_in_any_batch():
