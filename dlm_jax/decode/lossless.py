@@ -145,7 +145,8 @@ def check_lossless(
               for row, (ours, plain) in enumerate(zip(found.tokens, expected.tokens))
               if (index := first_difference(ours, plain)) is not None]
     differences = [difference for start in range(0, len(parted), AT_ONCE)
-                   for difference in explain(model, params, parted[start : start + AT_ONCE], decoder.block_size)]
+                   for difference in explain(
+                       model, params, parted[start : start + AT_ONCE], decoder.size(model.config))]
     return Report(len(prompts), int(sum(map(len, expected.tokens))), tuple(differences))
 
 

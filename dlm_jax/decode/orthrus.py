@@ -90,7 +90,8 @@ class Orthrus:
     Greedy output equals `Autoregressive()` on the same model; sampled output equals it in distribution.
 
     Attributes:
-      block_size: K, the newest token and K - 1 masks; free at decode time, whatever the model was trained on.
+      block_size: K, the newest token and K - 1 masks; free at decode time. None takes what the model was trained on,
+        32 where its config does not say.
       temperature: 0 is greedy: the longest run of drafts that equals the AR view's own choices.
       top_k: tokens kept before sampling, in both views; 0 keeps all.
       top_p: probability mass kept before sampling, in both views, in (0, 1]; 1 keeps all.
@@ -98,7 +99,7 @@ class Orthrus:
     Source: Orthrus, Sec. 3.3.
     """
 
-    block_size: int = dataclasses.field(default=32, metadata=dict(static=True))
+    block_size: int | None = dataclasses.field(default=None, metadata=dict(static=True))
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -107,7 +108,8 @@ class Orthrus:
 
     def check(self) -> None:
         """See `state.Decoder.check`."""
-        check_number("block_size", self.block_size, 2, kind=int)
+        if self.block_size is not None:
+            check_number("block_size", self.block_size, 2, kind=int)
         check_number("temperature", self.temperature, 0)
         check_number("top_k", self.top_k, 0, kind=int)
         check_number("top_p", self.top_p, 1e-6, 1)
@@ -119,6 +121,9 @@ class Orthrus:
             raise ValueError(f"Orthrus drafts with a second view and this {config.family} model has one: make a dual "
                              "model of it (launch.convert_weights to-orthrus, or models.build.init_from_ar) and train "
                              "that, or decode it with Autoregressive")
+        if self.size(config) < 2:
+            raise ValueError(f"block_size = {config.block_size} in the model's config leaves no room for drafts: name "
+                             "one of at least 2, as in Orthrus(block_size=32)")
 
     def resolved(self) -> "Orthrus":
         """See `state.Decoder.resolved`."""
@@ -128,9 +133,13 @@ class Orthrus:
         """See `state.Decoder.generation_capacity`."""
         return max_new_tokens
 
-    def _width(self, request: Request) -> int:
+    def size(self, model: Any) -> int:
+        """Returns the block size for a model, given as its config or its scorer."""
+        return self.block_size or model.block_size or 32
+
+    def _width(self, score: Scorer, request: Request) -> int:
         """Returns K, which no answer needs to exceed."""
-        return min(self.block_size, request.capacity)
+        return min(self.size(score), request.capacity)
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `state.Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
@@ -141,12 +150,12 @@ class Orthrus:
         active = request.max_new_tokens > 0
         canvas = Canvas.empty(request).commit(zero[:, None], active[:, None], first[:, None], AUTOREGRESSIVE, zero)
         done = (first == request.eos_id) | (request.max_new_tokens <= 1)
-        none = jnp.full((request.batch, self._width(request) - 1), request.capacity, jnp.int32)
+        none = jnp.full((request.batch, self._width(score, request) - 1), request.capacity, jnp.int32)
         return State(canvas, first, active.astype(jnp.int32), jnp.zeros_like(none), none, zero, cache, counts, done)
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `state.Decoder.step`: one forward of each view."""
-        K = self._width(request)
+        K = self._width(score, request)
         offset = jnp.arange(K, dtype=jnp.int32)
         newest = state.length - 1
         # a block ends with the request; a row that is done has none

@@ -45,6 +45,11 @@ class BoundScorer:
         """See `types.Scorer.bidirectional`."""
         return self.model.config.bidirectional
 
+    @property
+    def block_size(self) -> int | None:
+        """See `types.Scorer.block_size`."""
+        return self.model.config.block_size
+
     def view(self, name: str) -> "BoundScorer":
         """See `types.Scorer.view`.
 

@@ -5,7 +5,7 @@ import pytest
 
 import jax
 import jax.numpy as jnp
-from dlm_jax.decode import Autoregressive, Orthrus, api, generate, orthrus, stream
+from dlm_jax.decode import Autoregressive, Orthrus, api, check_lossless, generate, loop, orthrus, stream
 from dlm_jax.decode.state import DRAFTED
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
@@ -86,9 +86,36 @@ def test_unrolled_layers_and_a_block_longer_than_the_answer():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("given, trained, used", [(None, 5, 5), (3, 5, 3), (None, None, 32), (None, 96, 96)])
+def test_the_block_is_the_decoders_else_the_models(given, trained, used):
+    model, params = dual_models.untrained()
+    model = model.clone(config=model.config.replace(block_size=trained))
+    decoder, score = Orthrus(block_size=given), model.scorer(params)
+    decoder.check()
+    decoder.check_model(model.config)
+    assert decoder.size(model.config) == decoder.size(score) == used
+    for capacity in (4, 64):  # no wider than the answer
+        request = api.make_request([[5, 6]], max_new_tokens=4, capacity=capacity, eos_id=EOS, mask_id=31)
+        for start in (decoder, loop.traced(decoder)):
+            state = jax.eval_shape(lambda: start.init(score, request))
+            assert state.drafts.shape[1] == min(used, capacity) - 1
+            assert jax.tree.map(jnp.shape, jax.eval_shape(lambda s: start.step(score, request, s), state)) == (
+                jax.tree.map(jnp.shape, state))
+
+
+def test_the_models_block_decodes_as_the_same_one_named():
+    model, params = dual_models.trained()
+    trained, rows = model.clone(config=model.config.replace(block_size=4)), dual_models.prompts(5, 6)
+    ours = generate(trained, params, rows, Orthrus(), max_new_tokens=12)
+    named = generate(model, params, rows, Orthrus(block_size=4), max_new_tokens=12)
+    np.testing.assert_array_equal(ours.committed_at, named.committed_at)
+    assert check_lossless(trained, params, rows, max_new_tokens=12).identical
+
+
 @pytest.mark.parametrize("decoder, family, message", [
     (Orthrus(block_size=1), "orthrus", "block_size = 1"),
     (Orthrus(block_size=4.0), "orthrus", "block_size = 4.0.*an int"),
+    (Orthrus(block_size=0), "orthrus", "block_size = 0"),
     (Orthrus(temperature=-1.0), "orthrus", "temperature = -1.0"),
     (Orthrus(), "qwen3", "qwen3 model has one.*to-orthrus"),
     (Orthrus(), "llada", "needs a causal model"),
@@ -97,6 +124,13 @@ def test_bad_input_is_named(decoder, family, message):
     model = build.build(tiny_config(family, mask_token_id=96))
     with pytest.raises(ValueError, match=message):
         generate(model, {}, [[3, 4]], decoder, max_new_tokens=4)
+
+
+def test_a_model_of_blocks_without_drafts_is_refused_unless_another_size_is_named():
+    config = tiny_config("orthrus", mask_token_id=96, block_size=1)
+    with pytest.raises(ValueError, match="block_size = 1 in the model's config.*name one"):
+        generate(build.build(config), {}, [[3, 4]], Orthrus(), max_new_tokens=4)
+    Orthrus(block_size=2).check_model(config)
 
 
 def test_a_vocabulary_without_a_mask_is_refused():
