@@ -152,14 +152,7 @@ def _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id):
             raise ValueError(f"{name} = {value} lies outside the vocabulary of {config.vocab_size} ids")
     decoder.check()
     decoder.check_model(config)
-    if getattr(decoder, "needs_mask", False):
-        if mask_id is None:
-            raise ValueError(f"{type(decoder).__name__} drafts from a mask token and the model's config names none: "
-                             "pass mask_id, or convert the checkpoint (launch.convert_weights adds one)")
-        if mask_id == eos_id and decoder.needs_mask != "input":
-            raise ValueError(f"mask_id = eos_id = {mask_id}: the mask must be a token of its own")
-    if hasattr(decoder, "check_rows"):
-        decoder.check_rows(prompts, np.broadcast_to(limits, len(prompts)), mask_id)
+    decoder.check_request(prompts, np.broadcast_to(limits, len(prompts)), eos_id, mask_id)
     return eos_id, mask_id, decoder.generation_capacity(bucket(int(limits.max())))
 
 

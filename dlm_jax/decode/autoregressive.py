@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dlm_jax.decode import sampling
@@ -54,6 +56,11 @@ class Autoregressive:
     def check_model(self, config: Any) -> None:
         """See `state.Decoder.check_model`."""
         check_attention(self, config, bidirectional=False)
+
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `state.Decoder.check_request`: any will do."""
 
     def resolved(self) -> "Autoregressive":
         """See `state.Decoder.resolved`."""

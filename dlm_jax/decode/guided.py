@@ -28,7 +28,7 @@ from dlm_jax.decode import sampling, window
 from dlm_jax.decode.guided_model import GuidedScorer
 from dlm_jax.decode.ledger import DRAFT, GUIDE, Counts
 from dlm_jax.decode.state import (
-    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_no_mask, check_number, prefill)
+    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_mask, check_no_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 
 ACCEPTANCE = {  # by name, the thresholds that a test applies and their defaults
@@ -142,9 +142,12 @@ class Guided:
                                  f"choose acceptance from {users}")
             check_number(name, value, *((1, float("inf"), int) if name == "top_k" else (0, 1)))
 
-    def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
-        """Raises ValueError for a prompt that holds the mask; see `MaskedDiffusion.check_rows`."""
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `state.Decoder.check_request`: prompts without masks."""
         del limits
+        check_mask(self, mask_id, eos_id)
         check_no_mask(prompts, mask_id, self.literal_mask)
 
     def check_model(self, config: Any) -> None:
@@ -160,11 +163,6 @@ class Guided:
         thresholds = off | ACCEPTANCE[self.acceptance] | {k: v for k, v in given.items() if v is not None}
         return dataclasses.replace(
             self, rule="paper" if self.rule == "assisted" else self.rule, acceptance="exact", **thresholds)
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether the model must have a mask token."""
-        return True
 
     def generation_capacity(self, max_new_tokens: int) -> int:
         """See `state.Decoder.generation_capacity`."""

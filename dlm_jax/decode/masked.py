@@ -154,14 +154,11 @@ class MaskedDiffusion:
             raise ValueError(f"block_length = {self.block_length} with cache = 'block': the model was trained on "
                              f"blocks of {trained} tokens (block_size of its config); take block_length = {trained}")
 
-    def check_rows(self, prompts: Sequence[Sequence[int]], limits: np.ndarray, mask_id: int) -> None:
-        """Raises ValueError for a prompt that holds the mask, or an answer length that the steps do not fit.
-
-        Args:
-          prompts: token ids.
-          limits: tokens to generate, one number a prompt.
-          mask_id: of the mask token.
-        """
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `state.Decoder.check_request`: prompts without masks, and steps that fit the answers."""
+        common.check_mask(self, mask_id, eos_id)
         common.check_no_mask(prompts, mask_id, self.literal_mask)
         for limit in np.unique(limits).tolist() if self.steps else []:
             blocks = -(-limit // self.block_length) if self.block_length else 1
@@ -181,11 +178,6 @@ class MaskedDiffusion:
     @property
     def _is_resolved(self) -> bool:
         return not isinstance(self.rule, str)
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether the model must have a mask token."""
-        return True
 
     def generation_capacity(self, max_new_tokens: int) -> int:
         """See `state.Decoder.generation_capacity`: whole blocks."""

@@ -9,16 +9,18 @@ Letters: B batch, K block size, G generation capacity, S cache entries, V vocabu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dlm_jax.decode import sampling
 from dlm_jax.decode.ledger import DRAFT, VERIFY, Counts
 from dlm_jax.decode.state import (
-    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_number, prefill)
+    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
 from dlm_jax.types import Scorer
@@ -104,8 +106,6 @@ class Orthrus:
     top_k: int = 0
     top_p: float = 1.0
 
-    needs_mask = "input"  # the canvas never holds a mask, so the mask may even be the EOS
-
     def check(self) -> None:
         """See `state.Decoder.check`."""
         if self.block_size is not None:
@@ -124,6 +124,13 @@ class Orthrus:
         if self.size(config) < 2:
             raise ValueError(f"block_size = {config.block_size} in the model's config leaves no room for drafts: name "
                              "one of at least 2, as in Orthrus(block_size=32)")
+
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `state.Decoder.check_request`; the canvas never holds a mask, so the mask may even be the EOS."""
+        del prompts, limits, eos_id
+        check_mask(self, mask_id)
 
     def resolved(self) -> "Orthrus":
         """See `state.Decoder.resolved`."""

@@ -13,10 +13,12 @@ Source: "ReFusion", Sec. 4.2, A.2, B.1, C.2, C.5, Table 4.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dlm_jax.decode import refusion_rules as rules
@@ -24,7 +26,7 @@ from dlm_jax.decode import sampling
 from dlm_jax.decode.refusion_state import (
     COMMITTED, FRESH, INFILL_MANY, INFILL_ONE, JUDGE, KIND, PLAN, RECOMPUTE, REDRAFT, REJUDGE, Queries, State)
 from dlm_jax.decode.state import (
-    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_number, prefill)
+    AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 from dlm_jax.types import Scorer
 
@@ -98,15 +100,17 @@ class ReFusion:
         """See `state.Decoder.check_model`."""
         check_attention(self, config, bidirectional=False)
 
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `state.Decoder.check_request`."""
+        del prompts, limits
+        check_mask(self, mask_id, eos_id)
+
     def resolved(self) -> "ReFusion":
         """See `state.Decoder.resolved`."""
         tau = self.slot_threshold if self.token_threshold is None else self.token_threshold
         return dataclasses.replace(self, token_threshold=tau)
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether the model must have a mask token."""
-        return True
 
     @property
     def _slots(self) -> int:

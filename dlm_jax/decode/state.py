@@ -117,6 +117,17 @@ class Decoder(Protocol):
     def check_model(self, config: Any) -> None:
         """Raises ValueError for a model that the procedure is not made for."""
 
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """Raises ValueError for prompts, lengths or special ids that the procedure cannot work with.
+
+        Args:
+          prompts: token ids of each row.
+          limits: (B,) tokens to generate.
+          eos_id, mask_id: None for none.
+        """
+
     def resolved(self) -> "Decoder":
         """Returns the decoder with values in place of None, so that equal hyperparameters compile alike."""
 
@@ -175,6 +186,21 @@ def check_attention(decoder: Decoder, config: Any, bidirectional: bool) -> None:
     kinds = {True: "bidirectional", False: "causal"}
     raise ValueError(f"{type(decoder).__name__} needs a {kinds[bidirectional]} model, this {config.family} one is "
                      f"{kinds[config.bidirectional]}: {fix}")
+
+
+def check_mask(decoder: Decoder, mask_id: int | None, eos_id: int | None = None) -> None:
+    """Raises ValueError unless there is a mask token to draft from.
+
+    Args:
+      decoder: named in the message.
+      mask_id: of the mask token, None for none.
+      eos_id: id that the mask must not be, because both may stand on the canvas; None where no mask does.
+    """
+    if mask_id is None:
+        raise ValueError(f"{type(decoder).__name__} drafts from a mask token and the model's config names none: "
+                         "pass mask_id, or convert the checkpoint (launch.convert_weights adds one)")
+    if mask_id == eos_id:
+        raise ValueError(f"mask_id = eos_id = {mask_id}: the mask must be a token of its own")
 
 
 def check_no_mask(prompts: Sequence[Sequence[int]], mask_id: int, literal: bool) -> None:

@@ -75,4 +75,4 @@ def test_decoding_settings_suit_a_decoder(module):
         decoder = kind(**{name: value for name, value in settings.items() if name != "max_new_tokens"})
         decoder.check()
         if kind is MaskedDiffusion:
-            decoder.check_rows([[1]], np.asarray([settings["max_new_tokens"]]), 0)
+            decoder.check_request([[1]], np.asarray([settings["max_new_tokens"]]), None, 0)
