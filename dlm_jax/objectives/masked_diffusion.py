@@ -2,11 +2,12 @@
 
 LLaDA's pre-training masks any token, its fine-tuning those of the response; Dream continues an autoregressive
 checkpoint whose outputs predict the next token. They differ in the data and the model, not in the loss: the shift of
-the outputs is the model's (`score.shift`).
+the outputs is the model's (`score.shift`). Answers that will be decoded block by block are learned as such with
+`block_length`: a small model needs a fraction of the steps.
 
 Letters: B batch, T tokens.
 
-Source: LLaDA (arXiv 2502.09992), Eq. 3 and 5, Algorithms 1 and 2.
+Source: LLaDA (arXiv 2502.09992), Eq. 3 and 5, Algorithms 1 and 2; Blockwise SFT (arXiv 2508.19529).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Config:
       antithetic: spread t evenly over the batch, see `noise.draw`.
       normalisation: "sequence" (LLaDA's), "token" or "batch", see `noise.scales`.
       random_length: share of rows that are cut to a random length first, for targets "all"; LLaDA's is 0.01.
+      block_length: tokens of the one block a row that is masked and predicted, with all before it clean and all after
+        it hidden, see `noise.one_block`; 0 masks the whole target.
       head_chunk: tokens a row whose logits are held at a time.
     """
 
@@ -48,6 +51,7 @@ class Config:
     antithetic: bool = False
     normalisation: str = "sequence"
     random_length: float = 0.0
+    block_length: int = 0
     head_chunk: int = 512
 
     def __post_init__(self):
@@ -57,6 +61,9 @@ class Config:
             raise ValueError(f"eps = {self.eps}: expected a probability in (0, 1]; at 0 the weight 1 / t is unbounded")
         if not 0 <= self.random_length <= 1:
             raise ValueError(f"random_length = {self.random_length}: expected a share of rows in [0, 1]")
+        if self.block_length < 0:
+            raise ValueError(f"block_length = {self.block_length}: expected a number of tokens, or 0 for the whole "
+                             "target")
         if self.random_length and (self.target, self.padding) != ("all", "ignore"):
             raise ValueError(f"random_length = {self.random_length} cuts rows: it needs target 'all' and padding "
                              f"'ignore', not {self.target!r} and {self.padding!r}")
@@ -84,7 +91,8 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
     """Corrupts a batch.
 
     Args:
-      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` and `example_id` (B,) int32.
+      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` and `example_id` (B,) int32; `prompt_length` too for
+        blocks of a response.
       key: the step's key.
       config: hyperparameters.
 
@@ -98,6 +106,9 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
     if config.random_length:
         batch = batch | {"length": _cut(key, batch, config.random_length)}
     rows = noise.supervise(batch, config.target, config.padding, config.eos_id)
+    if config.block_length:
+        first = batch["prompt_length"][:, None] if config.target == "response" else 0
+        rows = noise.one_block(rows, key, batch["example_id"], first, config.block_length, config.mask_id)
     drawn = noise.draw(key, batch["example_id"], batch["tokens"].shape[1], (config.eps, 1.0),
                        antithetic=config.antithetic)
     return arrange(rows, drawn, config)

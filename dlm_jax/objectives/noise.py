@@ -150,6 +150,33 @@ def supervise(
     return Supervision(jnp.where(filled & ~own, eos_id, tokens), filled, taught | (filled & ~own))
 
 
+def one_block(rows: Supervision, key: Array, example_id: Array, first: Array | int, block_length: int, mask_id: int
+              ) -> Supervision:
+    """Leaves one block of every row to teach: what lies before it is clean, as when it is decoded, and the rest hidden.
+
+    Args:
+      rows: before noise.
+      key: the step's key; a row's block is uniform among those that teach anything.
+      example_id: (B,) int32.
+      first: (B, 1) int32 or int, a token at which a block begins.
+      block_length: tokens.
+      mask_id: what later tokens are replaced by.
+
+    Returns:
+      The rows, of which only the block's tokens are taught.
+
+    Source: Blockwise SFT (arXiv 2508.19529).
+    """
+    T = rows.tokens.shape[1]
+    number = (jnp.arange(T, dtype=jnp.int32) - first) // block_length
+    low = jnp.min(jnp.where(rows.taught, number, T), axis=1, keepdims=True)
+    high = jnp.max(jnp.where(rows.taught, number, -1), axis=1, keepdims=True)
+    place = jax.vmap(jax.random.uniform)(row_keys(key, example_id, 3))[:, None]
+    active = low + jnp.floor(place * (high - low + 1)).astype(jnp.int32)
+    return Supervision(jnp.where(rows.taught & (number > active), mask_id, rows.tokens), rows.valid,
+                       rows.taught & (number == active))
+
+
 def scales(taught: Array, normalisation: str) -> Array:
     """Returns the factor on every token's weighted loss.
 

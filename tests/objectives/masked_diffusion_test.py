@@ -98,6 +98,28 @@ def test_the_masked_share_follows_t_and_the_prompt_is_never_masked():
     np.testing.assert_allclose(np.sum(wide.weights["mdm"]), 1, atol=0.05)
 
 
+def test_blocks_of_a_response_are_learned_as_they_are_decoded():
+    """The input is what a decoder has in front of it in the middle of a block, and the loss is of that block alone."""
+    batch, config = make_batch(B=64, T=40), make_config(block_length=8)
+    drawn, rows = prepared(batch, config)
+    labels, T = np.asarray(rows.labels), 40
+    for row, (start, tokens) in enumerate(zip(np.asarray(batch["prompt_length"]), np.asarray(rows.tokens))):
+        answer = np.flatnonzero(np.asarray(rows.valid)[row] & (np.arange(T) >= start))
+        clean = np.where(answer < int(batch["length"][row]), np.asarray(batch["tokens"])[row, answer], EOS)
+        masked, predicted = tokens[answer] == MASK, labels[row, answer] != losses.IGNORE
+        np.testing.assert_array_equal(labels[row, answer][predicted], clean[predicted])
+        np.testing.assert_array_equal(tokens[answer][~masked], clean[~masked])
+        assert (tokens[:start] != MASK).all()
+        if predicted.any():
+            block = np.flatnonzero(predicted)[0] // 8
+            assert np.flatnonzero(predicted)[-1] // 8 == block
+            assert masked[(block + 1) * 8:].all() and not masked[:block * 8].any()
+    assert (labels != losses.IGNORE).any(axis=1).mean() > 0.5
+    # weights: 1 / p within the block, rows by their blocks' tokens
+    wide = prepared(make_batch(B=4096, T=40), make_config(block_length=8, eps=0.2))[1]
+    np.testing.assert_allclose(np.sum(wide.weights["mdm"]), 1, atol=0.05)
+
+
 @pytest.mark.parametrize("which", dense.DEGENERATE)
 def test_degenerate_rows_have_finite_loss_and_gradient(which):
     config, batch = make_config(padding="ignore"), make_batch()
@@ -144,6 +166,7 @@ def test_a_causal_model_is_refused_with_the_fix():
     (dict(mask_id=-1), "mask_id = -1"), (dict(eos_id=-2), "eos_id = -2"), (dict(eos_id=MASK), "mask_id = eos_id = 19"),
     (dict(target="prompt"), "'prompt'.*response.*all"), (dict(padding="zero"), "'zero'.*eos.*ignore"),
     (dict(eps=0.0), "eps = 0.0"), (dict(eps=1.5), "eps = 1.5"), (dict(normalisation="mean"), "'mean'.*sequence"),
+    (dict(block_length=-1), "block_length = -1"),
     (dict(random_length=2.0), "random_length = 2.0"), (dict(random_length=0.1), "target 'all' and padding 'ignore'"),
     (dict(head_chunk=0), "head_chunk = 0"),
 ])

@@ -107,3 +107,31 @@ def test_normalisations():
     np.testing.assert_allclose(total("batch"), [2 / 3, 4 / 3, 0])
     for name in noise.NORMALISATIONS:
         assert np.isfinite(noise.scales(jnp.zeros((2, 3), bool), name)).all()
+
+
+def test_one_block_is_taught_between_clean_tokens_and_hidden_ones():
+    T, L, many = 12, 3, 600
+    first, length = np.array([2, 5, 11]), np.array([9, 12, 11])  # the last row has no response
+    index = np.arange(T)
+    taught = (first[:, None] <= index) & (index < length[:, None])
+    tile = lambda x: jnp.asarray(np.repeat(x, many, axis=0))
+    rows = noise.Supervision(tile(np.tile(10 + index, (3, 1))), tile(index < length[:, None]), tile(taught))
+    got = noise.one_block(rows, jax.random.key(0), jnp.arange(3 * many), tile(first[:, None]), L, 99)
+    active = []
+    for row in range(3 * many):
+        which = row // many
+        mine = np.flatnonzero(got.taught[row])
+        if which == 2:
+            np.testing.assert_array_equal(got.tokens[row], 10 + index)
+            assert mine.size == 0
+            continue
+        block = (mine[0] - first[which]) // L
+        start, end = first[which] + block * L, min(first[which] + (block + 1) * L, length[which])
+        assert mine.tolist() == list(range(start, end))
+        hidden = (index >= end) & (index < length[which])
+        np.testing.assert_array_equal(got.tokens[row], np.where(hidden, 99, 10 + index))
+        active.append((which, block))
+    for which in (0, 1):  # three blocks each
+        counts = np.array([active.count((which, block)) for block in range(3)])
+        assert counts.sum() == many and (abs(counts - many / 3) < 4 * np.sqrt(many * 2 / 9)).all()
+    np.testing.assert_array_equal(got.valid, rows.valid)
