@@ -98,8 +98,8 @@ class Guided:
       cache: what the drafter computes anew each round; the first round computes everything, and what lies before the
         window is read as it was last computed, which may be while it was masked. "none": everything. "prompt": all
         but the prompt. "free": from the block on that holds the first mask (FreeCache). "aggressive": from the last
-        committed token on. "delayed": from the first token that the last round committed, so that none is left as it was
-        while masked. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
+        committed token on. "delayed": from the first token that the last round committed, so that none is left as it
+        was while masked. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
         "block_boundary": the released variant of "free", whose blocks are counted from the prompt's first token, and
         where a block begins at the first mask, that token is drafted from its own output even if outputs are shifted.
       block_length: tokens of a block of "free" and "block_boundary".

@@ -36,10 +36,10 @@ class Executables:
     (vm.max_map_count): who sweeps settings without a bound ends in "LLVM compilation error: Cannot allocate memory".
 
     Attributes:
-      most: executables kept at once; 128 take about 51,000 maps.
+      most: executables kept at once; 64 take about 26,000 maps, and the rest of a program needs some.
     """
 
-    def __init__(self, most: int = 128):
+    def __init__(self, most: int = 64):
         if most < 1:
             raise ValueError(f"most = {most} executables: expected at least 1")
         self.most = most

@@ -91,8 +91,8 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
     """Corrupts a batch.
 
     Args:
-      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` and `example_id` (B,) int32; `prompt_length` too for
-        blocks of a response.
+      batch: `tokens` (B, T) int32, `loss_mask` (B, T) bool, `length` and `example_id` (B,) int32; `prompt_length` too
+        for blocks of a response.
       key: the step's key.
       config: hyperparameters.
 

@@ -160,7 +160,8 @@ def test_what_a_cache_saves(networks, cache):
             start = 0 if cache == "prompt" else block * 8
             if cache == "delayed":
                 start = min(start, *np.flatnonzero(at == t - 1)) if t > 1 else start
-            early = cache in ("free", "delayed") or start in masked  # outputs are shifted: the token before predicts the first
+            # outputs are shifted: the token before predicts the first
+            early = cache in ("free", "delayed") or start in masked
             size = min(8, limit - start) if cache in ("dual", "block") else limit - start
             if opens and (t == 1 and cache != "block" or cache in ("prefix", "dual")):
                 fed["refresh"] += total
