@@ -95,6 +95,8 @@ class Guided:
       top_k: K of the last three, 2 by default.
       relative_probability: least share of the likeliest token's probability, for "top_k_relative"; 0.5 by default.
       logit_threshold: tau of "logit_threshold"; 0.5 by default.
+      draft_threshold: least probability that the drafter itself gives a draft which is to be agreed upon; 0, the
+        paper's, asks the guide alone, and a weak one then also confirms what both only guess.
       cache: what the drafter computes anew each round; the first round computes everything, and what lies before the
         window is read as it was last computed, which may be while it was masked. "none": everything. "prompt": all
         but the prompt. "free": from the block on that holds the first mask (FreeCache). "aggressive": from the last
@@ -114,6 +116,7 @@ class Guided:
     top_k: int | None = None
     relative_probability: float | None = None
     logit_threshold: float | None = None
+    draft_threshold: float = 0.0
     cache: str = _static("prompt")
     block_length: int = _static(256)
     window_size: int = _static(128)
@@ -132,6 +135,7 @@ class Guided:
     def check(self) -> None:
         """See `state.Decoder.check`."""
         check_number("temperature", self.temperature, 0)
+        check_number("draft_threshold", self.draft_threshold, 0, 1)
         for name in ("top_k", "relative_probability", "logit_threshold"):
             value = getattr(self, name)
             if value is None:
@@ -269,7 +273,7 @@ class Guided:
             place, logit, likeliest = rules.standing(verdict, score.to_draft, draft)
             accepted = active & rules.accepts(
                 place, logit, jnp.max(verdict, axis=-1), jnp.max(logits, axis=-1), self.top_k,
-                self.relative_probability, self.logit_threshold)
+                self.relative_probability, self.logit_threshold) & rules.confident(logits, draft, self.draft_threshold)
             run = rules.prefix_length(accepted)
             rejected = r.alive & (run < jnp.sum(active, axis=1))
             theirs = score.to_draft[likeliest[row, jnp.minimum(run, W - 1), 0]]

@@ -10,6 +10,7 @@ Source: "FlashDLM", Sec. 3.2.2, Algorithm 1, C.4.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -58,6 +59,22 @@ def accepts(place: Array, logit: Array, largest: Array, draft_logit: Array, top_
     likely = jnp.exp(logit - largest) >= relative_probability
     confident = (logit_threshold < 0) | (draft_logit > logit_threshold * largest)
     return (place < top_k) & likely & confident
+
+
+def confident(logits: Array, draft: Array, threshold: Array | float) -> Array:
+    """Tells which drafts the drafter itself is sure of.
+
+    Args:
+      logits: (B, W, V) float32 of the drafter.
+      draft: (B, W) int32.
+      threshold: () float32 least probability; 0 asks nothing, and computes nothing.
+
+    Returns:
+      (B, W) bool.
+    """
+    own = lambda: jnp.take_along_axis(jax.nn.log_softmax(logits), draft[..., None], axis=-1)[..., 0]
+    return jax.lax.cond(
+        jnp.asarray(threshold) > 0, lambda: own() >= jnp.log(threshold), lambda: jnp.ones(draft.shape, bool))
 
 
 def prefix_length(accepted: Array) -> Array:

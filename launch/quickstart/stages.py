@@ -115,8 +115,7 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
             model, params, pipeline,
             TrainConfig(objective=training.objective, steps=steps, batch_size=batch_size,
                         learning_rate=training.learning_rate, warmup_steps=min(50, steps), beta2=0.98,
-                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10,
-                        trainable=training.trainable),
+                        weight_decay=0.05, seed=job.seed, checkpoint_every=200, keep=2, log_every=10),
             job.out / "training" / training.name, resume=True)
         if not result.finished:
             raise Stopped(f"{training.title} stopped at step {result.step}; the same command continues from there")

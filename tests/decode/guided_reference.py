@@ -22,13 +22,13 @@ class Reference:
 
     def __init__(self, drafter, guide, prompt, *, length, eos, mask, to_guide, to_draft, placeholder, shift,
                  rule="paper", acceptance="exact", top_k=2, relative_probability=0.5, logit_threshold=0.5,
-                 cache="prompt", block_length=256, window_size=128, verify_batch_size=32):
+                 draft_threshold=0.0, cache="prompt", block_length=256, window_size=128, verify_batch_size=32):
         self.drafter, self.guide, self.shift = drafter, guide, shift
         self.tokens, self.start, self.end = list(prompt), len(prompt), len(prompt) + length
         self.eos, self.mask, self.placeholder = eos, mask, placeholder
         self.to_guide, self.to_draft = to_guide, to_draft
         self.rule, self.acceptance, self.top_k = rule, acceptance, top_k
-        self.ratio, self.tau = relative_probability, logit_threshold
+        self.ratio, self.tau, self.sure = relative_probability, logit_threshold, draft_threshold
         self.cache, self.block, self.reach = cache, block_length, window_size
         self.chunk = verify_batch_size or length
         self.origin, self.at, self.agreed = [], [], []
@@ -58,7 +58,7 @@ class Reference:
         return first - first % self.block, self.end
 
     def drafts(self):
-        """One forward of the drafter: a token and its logit for every masked position of its window."""
+        """One forward of the drafter: a token, its logit and probability for every masked position of its window."""
         begin, stop = self.window()
         masked = self.tokens + [self.mask] * (self.end - len(self.tokens))
         logits = np.array(self.drafter(masked, begin, stop, stop), np.float32)
@@ -66,7 +66,8 @@ class Reference:
         self.forwards["draft"] += 1
         self.positions["draft"] += stop - begin
         out = [logits[max(i - self.shift - begin, 0)] for i in range(len(self.tokens), stop)]
-        return [int(x.argmax()) for x in out], [float(x.max()) for x in out]
+        return [int(x.argmax()) for x in out], [float(x.max()) for x in out], [
+            1 / np.exp(x - x.max()).sum() for x in out]
 
     def accepted(self, draft, draft_logit, logits):
         """The guide's verdict on one draft."""
@@ -86,9 +87,10 @@ class Reference:
 
     def round(self):
         """Drafts, lets the guide read, commits."""
-        drafts, confidence = self.drafts()
+        drafts, confidence, probability = self.drafts()
         logits = np.asarray(self.guide(self.feed(self.tokens + drafts)))[len(self.tokens) - 1:]
-        verdicts = [self.accepted(d, c, x) for d, c, x in zip(drafts, confidence, logits)]
+        verdicts = [self.accepted(d, c, x) and p >= self.sure for d, c, p, x in zip(
+            drafts, confidence, probability, logits)]
         agreed = verdicts.index(False) if False in verdicts else len(drafts)
         correction = int(self.to_draft[logits[agreed].argmax()]) if agreed < len(drafts) else -1
         # chunks that the guide had to read: up to the one with the first rejection or accepted end of sequence

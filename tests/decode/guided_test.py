@@ -104,7 +104,7 @@ CASES = {
     "prompt": (1, Guided(acceptance="top_k", top_k=3, verify_batch_size=2)),
     "free": (1, Guided(cache="free", block_length=4, acceptance="top_k", top_k=4, verify_batch_size=3)),
     "aggressive": (1, Guided(cache="aggressive", acceptance="top_k_relative", top_k=4, relative_probability=0.05)),
-    "delayed": (1, Guided(cache="delayed", acceptance="top_k", top_k=4)),
+    "delayed": (1, Guided(cache="delayed", acceptance="top_k", top_k=4, draft_threshold=0.3)),
     "sliding_speculative": (1, Guided(cache="sliding", window_size=5, rule="speculative", acceptance="top_k")),
     "block_boundary": (1, Guided(cache="block_boundary", block_length=4, acceptance="logit_threshold", top_k=5,
                                  logit_threshold=0.4, verify_batch_size=5)),
@@ -184,6 +184,15 @@ def test_unmapped_tokens_are_never_agreed_upon():
     # where the vocabulary is the same, the same lenient test agrees with everything at once
     out = generate(*pair(shift, identity(V)), PROMPTS, lenient, max_new_tokens=LIMITS, eos_id=-1)
     assert (out.ledger.forwards["draft"] == 1).all()
+
+
+def test_a_drafter_that_must_be_certain_goes_on_alone():
+    """No probability of this model is 1: whatever the guide says, every round commits the drafter's own token."""
+    shift, decoder = CASES["none_speculative"]
+    certain = dataclasses.replace(decoder, rule="paper", acceptance="top_k", top_k=V, draft_threshold=1.0)
+    out = generate(*pair(shift, identity(V)), PROMPTS, certain, max_new_tokens=LIMITS, eos_id=-1)
+    assert [t.tolist() for t in out.tokens] == [alone(p, n, shift) for p, n in zip(PROMPTS, LIMITS)]
+    assert (out.ledger.forwards["draft"] == LIMITS).all()
 
 
 def test_speculative_decoding_is_the_guide_s_own_answer():
@@ -271,7 +280,8 @@ def test_one_program_serves_every_acceptance_test():
     generate(model, params, PROMPTS, base, max_new_tokens=20)
     count = len(api.EXECUTABLES)
     for changes in ({"acceptance": "top_k", "top_k": 5}, {"acceptance": "top_k_relative"}, {"rule": "assisted"},
-                    {"acceptance": "logit_threshold", "logit_threshold": 1}, {"temperature": 0.5}):
+                    {"acceptance": "logit_threshold", "logit_threshold": 1}, {"draft_threshold": 0.5},
+                    {"temperature": 0.5}):
         generate(model, params, PROMPTS, dataclasses.replace(base, **changes), max_new_tokens=24)
     assert len(api.EXECUTABLES) == count
 
@@ -331,6 +341,7 @@ def test_bad_pairs_are_named():
     ({"acceptance": "top_k", "top_k": 0}, "top_k = 0"),
     ({"acceptance": "logit_threshold", "logit_threshold": 1.5}, "logit_threshold = 1.5"),
     ({"temperature": -1.0}, "temperature"),
+    ({"draft_threshold": 1.5}, "draft_threshold = 1.5"),
 ])
 def test_bad_hyperparameters_are_named_before_any_compile(options, message):
     count = len(api.EXECUTABLES)
