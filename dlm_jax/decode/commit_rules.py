@@ -63,7 +63,7 @@ def above(score: Array, eligible: Array, threshold: Array) -> Array:
     """Returns (B,) how many candidates reach a threshold.
 
     Args:
-      score: (B, C) float32. eligible: (B, C) bool. threshold: () float32.
+      score: (B, C) float32. eligible: (B, C) bool. threshold: () or (B, 1) float32.
     """
     return jnp.sum(eligible & (score >= threshold), axis=1)
 

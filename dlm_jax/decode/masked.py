@@ -25,9 +25,9 @@ from dlm_jax.decode.masked_state import State
 from dlm_jax.decode.state import DRAFTED, Canvas, Request, check_number
 from dlm_jax.types import Scorer
 
-RULES = ("quota", "timesteps", "block_timesteps", "shares", "threshold", "factor", "budget")
-QUOTA, TIMESTEPS, BLOCK_TIMESTEPS, SHARES, THRESHOLD, FACTOR, BUDGET = range(len(RULES))
-PLANNED = ("quota", "timesteps", "block_timesteps", "shares")  # no confidence is asked for how many
+RULES = ("quota", "timesteps", "block_timesteps", "ancestral", "shares", "threshold", "factor", "budget")
+QUOTA, TIMESTEPS, BLOCK_TIMESTEPS, ANCESTRAL, SHARES, THRESHOLD, FACTOR, BUDGET = range(len(RULES))
+PLANNED = RULES[:SHARES + 1]  # no confidence is asked for how many
 NAMES = {"rule": RULES, "confidence": commit_rules.CONFIDENCES, "early_stop": early_stops.KINDS}
 
 
@@ -47,11 +47,14 @@ class MaskedDiffusion:
       multi_block: a block opens when its predecessor is far enough (d3LLM), not only when it is finished.
       rule: how many tokens a forward commits, the surest first. "quota": equal shares of `steps`, the remainder to
         a block's first steps (LLaDA). "timesteps": floor(masks (1 - s/t)), masks and time of the whole answer (Dream);
-        "block_timesteps": of the block (Fast-dLLM for Dream). "shares": what is left over the steps left, rounded
+        "block_timesteps": of the block (Fast-dLLM for Dream). "ancestral": each mask of the block with probability
+        1 - s/t, at random (MDLM; Dream's "origin"). "shares": what is left over the steps left, rounded
         (block diffusion). "threshold": all that reach `threshold`. "factor": Fast-dLLM's rule. "budget": all that
         reach `threshold`, and no more than equal shares of `steps` so far (Fast-dLLM for Dream without a cache).
         The last three commit at least one token a forward.
       confidence: "probability" of the draft, its "margin" over the likeliest other token, "entropy" or "random".
+      tempered: whether confidences are those of the distribution that drafts are drawn from, after temperature and
+        truncation (Dream), or of the model's own (LLaDA).
       cache: see `cache_policies`.
       early_stop: what an EOS does, see `early_stops`.
       first_token: the forward that opens a block commits its first token and nothing else (Fast-dLLM for Dream).
@@ -75,6 +78,7 @@ class MaskedDiffusion:
     cache: str = _static("none")
     rule: int | str = "threshold"
     confidence: int | str = "probability"
+    tempered: int | bool = False
     early_stop: int | str = "fill"
     first_token: int | bool = False
     steps: int = 0
@@ -114,6 +118,9 @@ class MaskedDiffusion:
             (self.multi_block and self.first_token, "first_token belongs to blocks decoded one by one"),
             (self.rule == "factor" and self.confidence != "probability",
              f"rule = 'factor' bounds probabilities, confidence = {self.confidence!r} is none"),
+            (self.rule == "ancestral" and self.confidence != "random",
+             f"rule = 'ancestral' commits at random, whatever the confidence: say confidence = 'random', not "
+             f"{self.confidence!r}"),
             (self.rule in ("threshold", "budget") and self.confidence == "random",
              f"rule = {self.rule!r} with random confidences commits at random: take rule = 'quota'"),
         ):
@@ -257,8 +264,12 @@ class MaskedDiffusion:
         keys = sampling.draw_keys(request.keys, s.counts.after_prefill(), wanted)
         draws, ties = (jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, use)))(keys) for use in (0, 1))
         answers = jnp.where(jnp.arange(logits.shape[-1]) == request.mask_id, -jnp.inf, logits)  # a mask is no answer
-        token = sampling.sample(answers, draws, self.temperature, self.top_k, self.top_p)
-        sure = commit_rules.confidence(logits, token, self.confidence, ties)
+        warm = jnp.asarray(self.temperature) > 0
+        shaped = jax.lax.cond(
+            warm, lambda x: sampling.scaled(x, self.temperature, self.top_k, self.top_p), lambda x: x, answers)
+        token = sampling.sample(shaped, draws, warm)
+        judged = jnp.where(warm & (jnp.asarray(self.tempered) > 0), shaped, logits)
+        sure = commit_rules.confidence(judged, token, self.confidence, ties)
         drafting = live & ~due if self.cache == "block" else live
         at = lambda x: jnp.take_along_axis(x, jnp.minimum(wanted, G - 1), axis=1)
         output = request.prompt_length[:, None] + wanted - score.shift
@@ -289,21 +300,22 @@ class MaskedDiffusion:
             done=s.done | ~jnp.any(masked, axis=1) | (ended & (self.early_stop == early_stops.BLOCK)),
             cache=cache, counts=counts)
 
-    def _choose(self, request, state, masked, block, sure, keys, eligible):
+    def _choose(self, request, state, masked, block, sure, ties, eligible):
         """Returns the (B, C) candidates to commit, and the steps taken in the block then."""
         length, limit, step = self._length(request.capacity), request.max_new_tokens, state.step
         here, left = jnp.sum(eligible, axis=1), jnp.sum(masked, axis=1)
-        noise = jax.vmap(jax.vmap(jax.random.gumbel))(keys) * self.commit_temperature
+        noise = jax.vmap(jax.vmap(jax.random.gumbel))(ties) * self.commit_temperature
         place = commit_rules.places(sure + noise, eligible)
 
         # as planned; a block's last step takes the rest
         steps, whole = schedules.block_steps(self.steps, limit, length)
         shares, after = schedules.shares(here, steps, step)
         planned = jnp.select(
-            [self.rule == QUOTA, self.rule == TIMESTEPS, self.rule == BLOCK_TIMESTEPS],
+            [self.rule == QUOTA, self.rule == TIMESTEPS, self.rule == BLOCK_TIMESTEPS, self.rule == ANCESTRAL],
             [schedules.even(jnp.clip(limit - block * length, 1, length), steps, step),
              schedules.by_time(left, whole, block * steps + step, self.eps),
-             schedules.by_time(here, steps, step, self.eps)], shares)
+             schedules.by_time(here, steps, step, self.eps),
+             commit_rules.above(sure, eligible, -schedules.elapsed(steps, step, self.eps)[:, None])], shares)
         after = jnp.where(self.rule == SHARES, after, step + 1)
         planned = jnp.where(after >= steps, here, planned)
 

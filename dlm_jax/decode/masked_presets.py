@@ -1,9 +1,7 @@
 """The released samplers as points of `MaskedDiffusion`: their schedules, roundings and defaults under their own names.
 
 The library's own defaults differ where a sampler gains nothing by its habit: these keep every habit, so that greedy
-ids and numbers of forwards are those of the released code. Sampled runs differ in two places: confidences are those of
-the model's own distribution, before temperature and truncation, and Dream's "origin" takes as many tokens at random as
-time has passed, where the released code tosses a coin for each.
+ids and numbers of forwards are those of the released code. Sampled ones draw from other random numbers.
 """
 
 from __future__ import annotations
@@ -39,11 +37,12 @@ def dream(*, steps: int = 512, alg: str = "origin", alg_temp: float | None = 0.0
 
     Args:
       steps: forwards.
-      alg: "maskgit_plus", "topk_margin", "entropy" or "origin" (random).
+      alg: "maskgit_plus", "topk_margin", "entropy" or "origin" (a coin for each token).
       alg_temp: of the order in which tokens are taken; 0 or None takes the surest.
       changes: other fields of `MaskedDiffusion`, `temperature` and `top_p` for instance.
     """
-    return MaskedDiffusion(**{"steps": steps, "block_length": 0, "rule": "timesteps", "early_stop": "none",
+    return MaskedDiffusion(**{"steps": steps, "block_length": 0, "early_stop": "none", "tempered": True,
+                              "rule": "ancestral" if alg == "origin" else "timesteps",
                               "confidence": _named("alg", alg, _ALGORITHMS), "commit_temperature": alg_temp or 0.0,
                               **changes})
 
@@ -92,7 +91,8 @@ def fast_dllm_dream(*, block_length: int = 32, cache: str = "dual", threshold: f
         kind = {"first_token": True, "rule": "threshold", "threshold": threshold}
     else:
         kind = {"first_token": True, "rule": "block_timesteps", "confidence": "entropy", "steps": steps}
-    return MaskedDiffusion(**{"block_length": block_length, "cache": cache, "early_stop": "none", **kind, **changes})
+    return MaskedDiffusion(**{"block_length": block_length, "cache": cache, "early_stop": "none", "tempered": True,
+                              **kind, **changes})
 
 
 def free_cache(*, steps: int, block_length: int, early_stop: bool = True, **changes) -> MaskedDiffusion:

@@ -42,10 +42,21 @@ def by_time(masked: Array, steps: Array, step: Array, eps: Array) -> Array:
       step: (B,) int32 steps taken.
       eps: () float32 last time.
     """
+    return jnp.floor(masked * elapsed(steps, step, eps)).astype(jnp.int32)
+
+
+def elapsed(steps: Array, step: Array, eps: Array) -> Array:
+    """Returns (B,) float32 share 1 - s/t of what is masked that a step from time t to s unmasks.
+
+    Args:
+      steps: (B,) int32 steps from time 1 to eps.
+      step: (B,) int32 steps taken.
+      eps: () float32 last time.
+    """
     stride = (eps - 1.0) / steps.astype(jnp.float32)
     # from the nearer end, as torch.linspace does, so that float32 rounds alike
     time = lambda i: jnp.where(i < (steps + 1) // 2, 1.0 + stride * i, eps - stride * (steps - i))
-    return jnp.floor(masked * (1.0 - time(step + 1) / time(step))).astype(jnp.int32)
+    return 1.0 - time(step + 1) / time(step)
 
 
 def shares(masked: Array, steps: Array, step: Array) -> tuple[Array, Array]:

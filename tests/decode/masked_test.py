@@ -211,6 +211,36 @@ def test_every_combination_row_by_row(networks, schedule, cache):
             rows_alone(networks, MaskedDiffusion(cache=cache, refresh_every=3, **kind, **settings))
 
 
+ANCESTRAL = dict(rule="ancestral", confidence="random", early_stop="none")
+
+
+def test_ancestral_sampling_tosses_a_coin_for_every_mask(networks):
+    """Every mask of a block is committed at a step with probability 1 - s/t, on its own: equal shares of all tokens."""
+    rows, steps, G = [[2, 3]] * 256, 4, 16
+    out = generate(*networks["llada"], rows, MaskedDiffusion(block_length=8, steps=2 * steps, **ANCESTRAL),
+                   max_new_tokens=G, eos_id=-1)
+    assert out.ledger.after_prefill().max() == 2 * steps and out.committed_at.min() >= 1
+    for block in range(2):
+        at = out.committed_at[:, 8 * block:8 * (block + 1)]
+        begins = 0 if block == 0 else out.committed_at[:, :8].max(axis=1, keepdims=True)  # a row may need fewer steps
+        counts = np.bincount((at - begins).ravel(), minlength=steps + 1)[1:]
+        assert counts.sum() == at.size and (abs(counts - at.size / steps) < 4 * np.sqrt(at.size * 3 / 16)).all()
+    first = (out.committed_at[:, :8] == 1).sum(axis=1)  # binomial, which neighbours or quotas would narrow
+    assert abs(first.var() - 8 * 3 / 16) < 4 * np.sqrt(2 / 256) * 8 * 3 / 16
+    rows_alone(networks, MaskedDiffusion(block_length=8, steps=6, **ANCESTRAL), chosen=(2,))
+
+
+def test_confidences_of_the_tempered_distribution(networks):
+    """Cut to one token, every draft is certain of itself; the model's own confidences are not."""
+    settings = dict(block_length=8, threshold=0.99, temperature=0.5, top_k=1, early_stop="none")
+    own, tempered = (generate(*networks["dream"], prompts(1, 3), MaskedDiffusion(tempered=t, **settings),
+                              max_new_tokens=16, eos_id=-1) for t in (False, True))
+    assert (tempered.ledger.after_prefill() == 2).all() and (own.ledger.after_prefill() > 2).all()
+    greedy = generate(*networks["dream"], prompts(1, 3), MaskedDiffusion(tempered=True, **settings | dict(
+        temperature=0.0)), max_new_tokens=16, eos_id=-1)
+    np.testing.assert_array_equal(own.canvas, greedy.canvas)  # one token is left to draw
+
+
 def test_streaming_equals_the_compiled_loop(networks):
     network, rows, decoder = networks["dream"], prompts(1, 3), STREAMED
     compiled = generate(*network, rows, decoder, max_new_tokens=LIMITS, seed=3)
@@ -324,6 +354,7 @@ def test_confidences_near_one_keep_their_order():
     (lambda: MaskedDiffusion(cache="block", multi_block=True), "hides later blocks"),
     (lambda: MaskedDiffusion(rule="factor", confidence="entropy"), "bounds probabilities"),
     (lambda: MaskedDiffusion(confidence="random"), "commits at random"),
+    (lambda: MaskedDiffusion(rule="ancestral"), "say confidence = 'random', not 'probability'"),
     (lambda: MaskedDiffusion(block_length=2.5), "block_length = 2.5"),
     (lambda: decode.llada(remasking="high"), "remasking = 'high'"),
     (lambda: decode.dream(alg="best"), "alg = 'best'"),
@@ -408,6 +439,7 @@ def test_models_and_ids_that_do_not_fit(networks):
 def test_presets_are_points_of_the_product():
     assert decode.llada(steps=64, block_length=32) == MaskedDiffusion(
         steps=64, block_length=32, rule="quota", early_stop="none")
+    assert decode.dream(steps=8).rule == "ancestral" and decode.dream(steps=8, alg="entropy").rule == "timesteps"
     assert decode.fast_dllm(factor=1.0, threshold=None).rule == "factor"
     assert decode.fast_dllm_dream(cache="none", steps=8).rule == "budget"
     assert decode.free_cache(steps=8, block_length=8).cache == decode.free_cache_dream(steps=8, block_length=8).cache
