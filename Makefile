@@ -9,6 +9,8 @@ ARGS   ?=
 
 # jax from PyPI is the CPU build; say JAX_PLATFORMS= to let jax choose among what you installed yourself
 export JAX_PLATFORMS ?= cpu
+# huge pages: a step's buffers are fresh memory every time, and on CPUs page faults cost a quarter of it
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help quickstart test test-all bench clean
 help:

@@ -34,7 +34,7 @@ class Budget:
     batch_tokens: int = 2304
     longest: int = 320
     steps: dict[str, int] = dataclasses.field(default_factory=lambda: {
-        "seed": 800, "refusion": 2600, "orthrus": 300, "masked": 1200, "block": 400, "guide": 80})
+        "seed": 800, "refusion": 3200, "orthrus": 300, "masked": 1800, "block": 600, "guide": 80})
 
 
 BUDGETS = {
