@@ -6,7 +6,7 @@ Examples:
     python -m launch.benchmark masked --output masked.json
 
     # one size and other lengths
-    python -m launch.benchmark masked --size 1m --prompt 128 --new-tokens 256 --steps 64
+    python -m launch.benchmark masked --size 50m --prompt 128 --new-tokens 256 --steps 64
 
     # a trained model; eager PyTorch beside it if its body is Qwen2 or Qwen3
     python -m launch.benchmark masked --model runs/mine/model
@@ -44,6 +44,9 @@ SIZES = {  # about as many parameters, most of them in the layers
     "tiny": dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1,
                  head_dim=16),
 }
+# what is decoded where the command line does not say: a model of a million parameters gives short answers
+SHAPES = {"1m": dict(prompt=32, new_tokens=64, block=8, steps=32)}
+SHAPE = dict(prompt=64, new_tokens=128, block=32, steps=32)
 SPREAD = 0.1  # of fresh weights: wide enough that confidences differ by more than rounding
 
 
@@ -102,7 +105,7 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
         "FreeCache": (presets.free_cache(**by_steps, early_stop=False), by_steps | {"cache": "free"}),
         "threshold": (presets.fast_dllm(**sure, cache="none"), sure),
         "threshold, dual cache": (presets.fast_dllm(**sure, cache="dual"), sure | {"cache": "dual"}),
-        "block diffusion": (presets.block_diffusion(**by_steps), None),
+        "block diffusion": (presets.block_diffusion(**by_steps, early_stop="none"), by_steps | {"cache": "block"}),
         "guided, none agreed": (Guided(**guided), None),
         "guided, all agreed": (Guided(**guided, acceptance="top_k", top_k=1 << 30), None),
     }
@@ -224,15 +227,22 @@ def parser() -> argparse.ArgumentParser:
                    help="random models to measure (default: 1m 50m)")
     p.add_argument("--model", metavar="PATH", help="a bidirectional model to measure in place of random ones")
     p.add_argument("--batch", type=int, default=1, help="prompts decoded at once (default: %(default)s)")
-    p.add_argument("--prompt", type=int, default=64, help="prompt length, tokens (default: %(default)s)")
-    p.add_argument("--new-tokens", type=int, default=128, help="answer length, tokens (default: %(default)s)")
-    p.add_argument("--block", type=int, default=32, help="block length, tokens (default: %(default)s)")
-    p.add_argument("--steps", type=int, default=32, help="forwards of an answer, where fixed (default: %(default)s)")
+    for name, what in (("prompt", "prompt length, tokens"), ("new-tokens", "answer length, tokens"),
+                       ("block", "block length, tokens"), ("steps", "forwards of an answer, where fixed")):
+        key = name.replace("-", "_")
+        p.add_argument(f"--{name}", type=int, help=f"{what} (default: {SHAPE[key]}; for 1m {SHAPES['1m'][key]})")
     p.add_argument("--block-share", type=float, default=0.9, metavar="SHARE",
                    help="share of a first block's drafts that reach the threshold (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=3, help="timed repeats of each number (default: %(default)s)")
     p.add_argument("--output", metavar="FILE", help="write the tables as JSON")
     return p
+
+
+def shaped(options: argparse.Namespace, name: str) -> argparse.Namespace:
+    """Returns the options with the shape that a model of this name has where they leave it open."""
+    default = SHAPE | SHAPES.get(name, {})
+    return argparse.Namespace(**vars(options) | {
+        key: default[key] if getattr(options, key) is None else getattr(options, key) for key in default})
 
 
 def check(options: argparse.Namespace) -> None:
@@ -266,16 +276,19 @@ def run(options: argparse.Namespace, arguments: list[str]) -> None:
 
     result = {"command": "python -m launch.benchmark " + " ".join(["masked", *arguments]), "machine": machine(),
               "models": []}
-    check(options)
-    for name in [options.model] if options.model else options.size:
+    names = [options.model] if options.model else options.size
+    each = {name: shaped(options, name) for name in names}
+    for name in names:
+        check(each[name])
+    for name in names:
         if options.model:
             import dlm_jax
 
             stacked = dlm_jax.load(options.model, dtype=jnp.float32)
-            check_model(stacked[0].config, options)
+            check_model(stacked[0].config, each[name])
         else:
             stacked = random_model(name)
-        result["models"].append(measure(options, stacked, Path(name).name))
+        result["models"].append(measure(each[name], stacked, Path(name).name))
         show(result["models"][-1], Console(width=None if sys.stdout.isatty() else 120))
     if options.output:
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")

@@ -17,19 +17,25 @@ BODIES = {"a2d-qwen3": "qwen3", "Dream": "qwen2", "a2d-qwen2": "qwen2"}  # famil
 
 
 class Memory:
-    """Keys and values of a whole row; a forward's own are written at [start, stop), the rest stay as they were."""
+    """Keys and values of a whole row; a forward's own are written at [start, stop), the rest stay as they were.
 
-    def __init__(self):
+    Attributes:
+      size: tokens of a row.
+      later: whether a forward sees tokens behind its window.
+    """
+
+    def __init__(self, size: int, later: bool):
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.size, self.later = size, later
         self.start = self.stop = 0
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any) -> tuple[torch.Tensor, ...]:
-        """Returns all keys and values of a layer, with those of this forward in place; transformers calls it."""
-        if layer not in self.layers:  # the first forward holds the whole row
-            self.layers[layer] = keys.clone(), values.clone()
+        """Returns what a layer sees, with the keys and values of this forward in place; transformers calls it."""
+        if layer not in self.layers:
+            self.layers[layer] = tuple(x.new_empty(*x.shape[:2], self.size, x.shape[3]) for x in (keys, values))
         for old, new in zip(self.layers[layer], (keys, values)):
             old[:, :, self.start:self.stop] = new
-        return self.layers[layer]
+        return self.layers[layer] if self.later else tuple(x[:, :, :self.stop] for x in self.layers[layer])
 
 
 def load(folder: str) -> Any:
@@ -41,7 +47,8 @@ def load(folder: str) -> Any:
     return network
 
 
-def outputs(network: Any, ids: torch.Tensor, start: int, stop: int, memory: Memory | None) -> torch.Tensor:
+def outputs(network: Any, ids: torch.Tensor, start: int, stop: int, memory: Memory | None,
+            seen: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the (B, stop - start, D) hidden states of the tokens [start, stop).
 
     Args:
@@ -49,11 +56,12 @@ def outputs(network: Any, ids: torch.Tensor, start: int, stop: int, memory: Memo
       ids: (B, S) int64 whole rows.
       start, stop: tokens to compute; all of them without a memory, or when it is new.
       memory: keys and values of the others, or None.
+      seen: (stop - start, keys) bool where a token does not see all there is.
     """
     if memory is not None:
         memory.start, memory.stop = start, stop
     return network.model(
-        input_ids=ids[:, start:stop], attention_mask={"full_attention": None},
+        input_ids=ids[:, start:stop], attention_mask={"full_attention": None if seen is None else seen[None, None]},
         position_ids=torch.arange(start, stop)[None], past_key_values=memory, use_cache=memory is not None,
     ).last_hidden_state
 
@@ -72,7 +80,7 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
       shift: the output at index i predicts the token at i + shift, 0 or 1.
       steps: forwards for the whole answer, a multiple of the number of blocks; or
       threshold: commit all drafts this probable, at least one.
-      cache: "none", "prefix", "dual" or "free", see `decode.cache_policies`.
+      cache: "none", "prefix", "dual", "free" or "block", see `decode.cache_policies`.
 
     Returns:
       The answers, and the number of forwards.
@@ -80,16 +88,25 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
     prompt = torch.tensor(prompts)
     first, size = prompt.shape[1], prompt.shape[1] + new_tokens
     ids = torch.cat([prompt, torch.full((len(prompts), new_tokens), mask_id)], dim=1)
-    memory, forwards = None if cache == "none" else Memory(), 0
+    memory, forwards = None if cache == "none" else Memory(size, later=cache != "block"), 0
+    if cache == "block":  # the prompt by itself, in blocks that end where it does
+        number = (torch.arange(first) + -first % block_length) // block_length
+        outputs(network, ids, 0, first, memory, number[None, :] <= number[:, None])
     for begin in range(first, size, block_length):
-        end, step, due = begin + block_length, 0, cache != "free" or begin == first
+        end, step, due = begin + block_length, 0, cache in ("prefix", "dual") or cache == "free" and begin == first
+        if cache == "block" and begin > first:  # the finished block, clean
+            outputs(network, ids, begin - block_length, begin, memory)
+            forwards += 1
         block = ids[:, begin:end]  # a view: committing writes the row
         while (masked := block == mask_id).any():
-            start, stop = 0, size
+            start, stop, seen = 0, size, None
             if cache != "none" and not due:
                 early = shift if cache == "free" or masked[:, 0].any() else 0
-                start, stop = begin - early, end if cache == "dual" else size
-            hidden = outputs(network, ids, start, stop, memory)
+                start, stop = begin - early, end if cache in ("dual", "block") else size
+                if cache == "block" and early:  # the token before ends its own block and sees no further
+                    seen = torch.ones(stop - start, stop, dtype=torch.bool)
+                    seen[:early, begin:] = False
+            hidden = outputs(network, ids, start, stop, memory, seen)
             forwards, due = forwards + 1, False
             wanted = (torch.arange(begin, end) - shift - start).clamp(min=0)  # what is not in the window is committed
             probability = network.lm_head(hidden[:, wanted]).softmax(dim=-1)

@@ -109,10 +109,15 @@ def make_request(
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     pad = lambda x, value: np.concatenate([x, np.full(B - len(rows), value, np.int32)])
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(first_row + np.arange(B))
-    no = lambda x: jnp.int32(-1 if x is None else x)
-    return Request(jnp.asarray(tokens), jnp.asarray(pad(lengths, 1)), jnp.asarray(pad(limits, 0)), no(eos_id),
-                   no(mask_id), keys, capacity)
+    no = lambda x: np.int32(-1 if x is None else x)
+    return _request(tokens, pad(lengths, 1), pad(limits, 0), no(eos_id), no(mask_id), jax.random.key(seed),
+                    np.int32(first_row), capacity)
+
+
+@functools.partial(jax.jit, static_argnums=7)
+def _request(tokens, lengths, limits, eos_id, mask_id, key, first_row, capacity) -> Request:
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first_row + jnp.arange(len(tokens), dtype=jnp.int32))
+    return Request(tokens, lengths, limits, eos_id, mask_id, keys, capacity)
 
 
 def _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id):

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.decode import sampling
+
 CONFIDENCES = ("probability", "margin", "entropy", "random")
 
 
@@ -34,7 +36,7 @@ def confidence(logits: Array, tokens: Array, kind: Array, keys: Array) -> Array:
 
     def entropy():  # of weights w that sum to W: sum w log w / W - log W
         terms = jnp.where(weight > 0, weight * jnp.log(jnp.maximum(weight, 1e-37)), 0.0)
-        others = jnp.sum(without(jnp.argmax(weight, axis=-1)), axis=-1)
+        others = jnp.sum(without(sampling.likeliest(weight)), axis=-1)
         return jnp.sum(terms, axis=-1) / total - jnp.log1p(others)  # the likeliest token weighs 1
 
     return jax.lax.switch(kind, [

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.decode import sampling
+
 RULES = ("paper", "assisted", "speculative")
 UNMAPPED = -1  # no token of the drafter's vocabulary
 OFF = -1.0  # a threshold that is not applied
@@ -33,10 +35,10 @@ def standing(logits: Array, to_draft: Array, draft: Array) -> tuple[Array, Array
     """
     V = logits.shape[-1]
     own = jnp.where(to_draft == draft[..., None], logits, -jnp.inf)
-    best, logit = jnp.argmax(own, axis=-1, keepdims=True), jnp.max(own, axis=-1, keepdims=True)
+    best, logit = sampling.likeliest(own)[..., None], jnp.max(own, axis=-1, keepdims=True)
     before = (logits > logit) | ((logits == logit) & (jnp.arange(V) < best))
     place = jnp.where(logit[..., 0] > -jnp.inf, jnp.sum(before, axis=-1), V)
-    return place, logit[..., 0], jnp.argmax(logits, axis=-1, keepdims=True)
+    return place, logit[..., 0], sampling.likeliest(logits)[..., None]
 
 
 def accepts(place: Array, logit: Array, largest: Array, draft_logit: Array, top_k: Array | int,

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dlm_jax.decode.state import Decoder, Request
 from dlm_jax.types import Params
@@ -23,8 +24,8 @@ Bind = Callable[[Any, Params], Any]  # (model, params) -> Scorer
 def traced(decoder: Decoder) -> Decoder:
     """Returns the decoder with its defaults filled in and its numbers as arrays, so that they become arguments."""
     decoder = decoder.resolved()
-    dtypes = {"float": jnp.float32, "int": jnp.int32}
-    arrays = {f.name: jnp.asarray(getattr(decoder, f.name), dtypes[f.type.split(" ")[0]])
+    dtypes = {"float": np.float32, "int": np.int32}  # of numpy: they travel with the call, a transfer each costs more
+    arrays = {f.name: np.asarray(getattr(decoder, f.name), dtypes[f.type.split(" ")[0]])
               for f in dataclasses.fields(decoder) if not f.metadata.get("static")}
     return dataclasses.replace(decoder, **arrays)
 

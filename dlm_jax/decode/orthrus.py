@@ -189,7 +189,7 @@ class Orthrus:
         keys = sampling.draw_keys(request.keys, counts.after_prefill(), place)
 
         def greedy():
-            choice = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            choice = sampling.likeliest(logits)
             return drafts == choice[:, :-1], choice
 
         def sampled():

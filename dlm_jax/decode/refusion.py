@@ -235,7 +235,7 @@ class ReFusion:
         keys = sampling.draw_keys(request.keys, state.counts.after_prefill(), index)
         token = sampling.sample(logits, keys, self.temperature)
         if self.reference_compat:  # the released code redrafts greedily at any temperature
-            token = jnp.where((state.phase == REDRAFT)[:, None], jnp.argmax(logits, axis=-1), token)
+            token = jnp.where((state.phase == REDRAFT)[:, None], sampling.likeliest(logits), token)
         total = jax.nn.logsumexp(logits, axis=-1)
         probability = lambda ids: jnp.exp(jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - total)
         return token, probability(token), probability(queries.following[:, take]), cache

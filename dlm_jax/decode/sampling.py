@@ -68,6 +68,23 @@ def scaled(
     return jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), logits)
 
 
+def likeliest(logits: Array) -> Array:
+    """Returns the (...) int32 index of the largest of (..., V) float32 logits, of equals the first.
+
+    XLA's argmax keeps value and index in one loop, which CPUs cannot vectorise; two plain reductions take a fifth of
+    the time there. Indices pass through float32, which is exact below 2**24.
+    """
+    V = logits.shape[-1]
+
+    def two_reductions(x):
+        first = jnp.where(x == jnp.max(x, axis=-1, keepdims=True), -jnp.arange(V, dtype=jnp.float32), -jnp.inf)
+        return jnp.clip(-jnp.max(first, axis=-1), 0, V - 1).astype(jnp.int32)  # nothing equals a NaN
+
+    one_loop = lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)
+    return one_loop(logits) if V >= 1 << 24 else jax.lax.platform_dependent(
+        logits, cpu=two_reductions, default=one_loop)
+
+
 def draw(logits: Array, keys: Array) -> Array:
     """Draws a token per position from softmax(logits).
 
@@ -79,7 +96,7 @@ def draw(logits: Array, keys: Array) -> Array:
       (B, T) int32 token ids.
     """
     gumbel = lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
-    return jnp.argmax(logits + jax.vmap(jax.vmap(gumbel))(keys), axis=-1).astype(jnp.int32)
+    return likeliest(logits + jax.vmap(jax.vmap(gumbel))(keys))
 
 
 def sample(
@@ -103,8 +120,7 @@ def sample(
     Returns:
       (B, T) int32 token ids.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
+    greedy = likeliest(logits)
     return jax.lax.cond(
         jnp.asarray(temperature) > 0, lambda: draw(scaled(logits, temperature, top_k, top_p), keys), lambda: greedy)
 

@@ -23,6 +23,18 @@ def truncated(logits, k, p):
     return out
 
 
+@pytest.mark.parametrize("size", [1, 2, 11, 1000, 24_577])
+def test_likeliest_is_argmax(size):
+    draw = np.random.default_rng(size)
+    logits = draw.integers(-3, 4, (4, 5, size)).astype(np.float32)  # many equals
+    logits[0] = draw.normal(size=(5, size))
+    logits[1, 0], logits[1, 1, size // 2:], logits[2, 0] = -np.inf, -np.inf, 3e38
+    got = jax.jit(sampling.likeliest)(logits)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, logits.argmax(axis=-1))
+    assert 0 <= sampling.likeliest(jnp.full((1, size), jnp.nan))[0] < size  # a token, whatever happened before
+
+
 @pytest.mark.parametrize("k, p", [(0, 1.0), (3, 1.0), (V + 5, 1.0), (0, 0.7), (4, 0.5), (1, 0.9), (0, 1e-6)])
 def test_truncation_matches_numpy(k, p):
     logits = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32) * 2

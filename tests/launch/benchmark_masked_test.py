@@ -43,11 +43,12 @@ def test_a_tiny_run_counts_and_times_every_system(tmp_path, capsys):
     assert "FreeCache" in capsys.readouterr().out
 
 
-CASES = [("a2d-qwen3", "none", 0), ("a2d-qwen3", "prefix", 0), ("Dream", "dual", 1), ("Dream", "free", 1)]
+CASES = [("a2d-qwen3", "none", 0), ("a2d-qwen3", "prefix", 0), ("Dream", "dual", 1), ("Dream", "free", 1),
+         ("a2d-qwen3", "block", 0), ("Dream", "block", 1)]
 
 
 @pytest.mark.parametrize(("family", "cache", "shift"), [
-    case if case[1] == "free" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
+    case if case[1:] in (("free", 1), ("block", 0)) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
 def test_eager_pytorch_decodes_the_same(family, cache, shift):
     """An implementation that shares no line with ours, with outputs shifted or not, by steps and by threshold."""
     pytest.importorskip("transformers", reason="transformers is not installed: no peer to compare with")
@@ -60,7 +61,8 @@ def test_eager_pytorch_decodes_the_same(family, cache, shift):
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 30, 40, 50, 60, 70, 80]]
     assert model.config.shift == shift
     for rule in ({"steps": 8}, {"threshold": 0.6}):
-        named = {"rule": "quota" if "steps" in rule else "threshold", **rule}
+        planned = "shares" if cache == "block" else "quota"
+        named = {"rule": planned if "steps" in rule else "threshold", **rule}
         decoder = MaskedDiffusion(block_length=8, cache=cache, early_stop="none", **named)
         out = dlm_jax.generate(model, params, prompts[:1], decoder, max_new_tokens=16, eos_id=-1)
         tokens, forwards = eager_masked.decode(
@@ -74,8 +76,8 @@ def test_eager_pytorch_decodes_the_same(family, cache, shift):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--new-tokens", "40"], "--new-tokens 40: a multiple of --block 32"),
-    (["--steps", "6"], "--steps 6: a multiple of the 4 blocks, at most 128"),
+    (["--new-tokens", "40", "--size", "50m"], "--new-tokens 40: a multiple of --block 32"),
+    (["--steps", "6"], "--steps 6: a multiple of the 8 blocks, at most 64"),
     (["--repeats", "0"], "--repeats 0: at least 1"),
     (["--block-share", "1"], "--block-share 1.0: between 0 and 1"),
 ])
