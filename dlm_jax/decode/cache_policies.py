@@ -3,9 +3,9 @@
 none: every token, every time, and no cache. prefix, dual (Fast-dLLM): a full pass opens each block, then the block
 and what follows it, or the block alone. free (FreeCache): one full pass, then the block and what follows; what lies
 before keeps the values of the last forward that held it, perhaps computed while it was masked. delayed: free, but the
-window reaches back to what the last forward committed, so that no token is frozen as a mask. prompt: one full pass,
-then the answer. block (block diffusion): the block alone, which sees no later one; a finished block is run once more,
-clean, before the next.
+window reaches back to the block of what the last forward committed, so that a block is frozen as it is when finished.
+prompt: one full pass, then the answer. block (block diffusion): the block alone, which sees no later one; a finished
+block is run once more, clean, before the next.
 
 Where the model's outputs are shifted, the token before the window predicts its first token, so a window starts one
 earlier while that token is masked; FreeCache always does, its frozen prefix ends one token earlier.
@@ -47,7 +47,8 @@ def span(policy: str, request: Request, masked: Array, fresh: Array, due: Array,
         return zero, whole
     first = zero if policy == "prompt" else begin
     if policy == "delayed":
-        first = jnp.where(jnp.any(fresh, axis=1), jnp.minimum(begin, jnp.argmax(fresh, axis=1)), begin)
+        latest = jnp.argmax(fresh, axis=1) // block_length * block_length
+        first = jnp.where(jnp.any(fresh, axis=1), jnp.minimum(begin, latest), begin)
     if policy in ("free", "delayed"):
         early = shift
     else:

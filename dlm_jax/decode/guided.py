@@ -100,11 +100,12 @@ class Guided:
       cache: what the drafter computes anew each round; the first round computes everything, and what lies before the
         window is read as it was last computed, which may be while it was masked. "none": everything. "prompt": all
         but the prompt. "free": from the block on that holds the first mask (FreeCache). "aggressive": from the last
-        committed token on. "delayed": from the first token that the last round committed, so that none is left as it
-        was while masked. "sliding": `window_size` tokens on either side of it, and no drafts beyond.
-        "block_boundary": the released variant of "free", whose blocks are counted from the prompt's first token, and
-        where a block begins at the first mask, that token is drafted from its own output even if outputs are shifted.
-      block_length: tokens of a block of "free" and "block_boundary".
+        committed token on. "delayed": from the block on that holds the first token which the last round committed,
+        so that a block is left as it is when finished. "sliding": `window_size` tokens on either side of the last
+        committed one, and no drafts beyond. "block_boundary": the released variant of "free", whose blocks are counted
+        from the prompt's first token, and where a block begins at the first mask, that token is drafted from its own
+        output even if outputs are shifted.
+      block_length: tokens of a block of "free", "delayed" and "block_boundary".
       window_size: tokens on either side of "sliding".
       verify_batch_size: drafts that the guide reads in one forward; 0 reads all of them at once.
       temperature: of the drafts; 0 is greedy.
@@ -234,7 +235,8 @@ class Guided:
             start, widths = first - 1, [*shrinking, G]
         elif cache == "delayed":  # the last round's tokens are the newest of the committed prefix
             fresh = state.canvas.committed_at == state.counts.after_prefill()[:, None]
-            start, widths = first - jnp.sum(fresh, axis=1) - score.shift, [*shrinking, G + score.shift]
+            begin = (state.length - jnp.sum(fresh, axis=1)) // self.block_length * self.block_length
+            start, widths = request.prompt_length + begin - score.shift, [*shrinking, G + score.shift]
         elif cache == "sliding":
             start, stop = jnp.maximum(first - 1 - self.window_size, 0), jnp.minimum(first - 1 + self.window_size, stop)
             widths = [min(2 * self.window_size, everything)]

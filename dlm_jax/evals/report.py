@@ -75,7 +75,8 @@ def table(systems: Sequence[dict[str, Any]]) -> Table:
     }
     filled = lambda name: any(row.get(name) is not None for row in systems)
     used = {title: column for title, column in columns.items() if filled(column[0])}
-    made = Table("system")
+    made = Table()
+    made.add_column("system", no_wrap=True)
     for title in used:
         made.add_column(title, justify="right")
     for row in systems:

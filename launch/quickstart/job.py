@@ -32,7 +32,7 @@ answers end in "#### x" they are scored by x, otherwise by their whole text. The
 where the last one stopped.
 """
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def default_out(data: Path | None) -> Path:

@@ -124,8 +124,9 @@ def _masked(name: str, training: str = "masked", headline: bool = False, guide: 
                   decoder=kind(block_length=BLOCK, **settings), headline=headline)
 
 
-# a frozen block of 8 keeps the keys and values its last tokens had as masks, which costs so small a model many answers:
-# "delayed" freezes a token one forward later. Answers are short, so a guide reads all drafts of a round at once
+# a frozen block of 8 keeps the keys and values its last tokens had as masks, which costs so small a model most answers:
+# "delayed" freezes it when it is finished. Answers are short, so a guide reads all drafts of a round at once
+_SURE = dict(threshold=0.95)
 _GUIDED = dict(cache="delayed", verify_batch_size=0)
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
@@ -133,15 +134,15 @@ SYSTEMS = (
     System(name="Orthrus", label="Orthrus", family="Orthrus", training="orthrus",
            decoder=decode.Orthrus(block_size=BLOCK), lossless=True, headline=True),
     _masked("vanilla", rule="quota", early_stop="none"),
-    _masked("threshold"),
-    _masked("dual cache", cache="dual"),
-    _masked("FreeCache", cache="free"),
-    _masked("FreeCache, delayed", cache="delayed"),
+    _masked("threshold", **_SURE),
+    _masked("dual cache", cache="dual", **_SURE),
+    _masked("FreeCache", cache="free", **_SURE),
+    _masked("FreeCache, delayed", cache="delayed", refresh_every=4, **_SURE),
     _masked("FreeCache and guide", guide="seed", headline=True, **_GUIDED),
     _masked("weak guide", guide="guide", **_GUIDED),
     _masked("weak guide, draft threshold", guide="guide", draft_threshold=0.9, **_GUIDED),
     System(name="AR, the weak guide", label="weak guide", family="AR", training="guide",
            decoder=decode.Autoregressive()),
     _masked("vanilla", training="block", rule="quota", cache="block", early_stop="block"),
-    _masked("threshold", training="block", cache="block", early_stop="block", headline=True),
+    _masked("threshold", training="block", cache="block", early_stop="block", headline=True, **_SURE),
 )

@@ -52,7 +52,8 @@ class Reference:
         if self.cache == "aggressive":
             return first - 1, self.end
         if self.cache == "delayed":
-            return first - self.at.count(self.at[-1]) - self.shift, self.end
+            fresh = done - self.at.count(self.at[-1])
+            return self.start + fresh - fresh % self.block - self.shift, self.end
         if self.cache == "sliding":
             return max(first - 1 - self.reach, 0), min(first - 1 + self.reach, self.end)
         return first - first % self.block, self.end

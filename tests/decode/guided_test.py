@@ -104,7 +104,7 @@ CASES = {
     "prompt": (1, Guided(acceptance="top_k", top_k=3, verify_batch_size=2)),
     "free": (1, Guided(cache="free", block_length=4, acceptance="top_k", top_k=4, verify_batch_size=3)),
     "aggressive": (1, Guided(cache="aggressive", acceptance="top_k_relative", top_k=4, relative_probability=0.05)),
-    "delayed": (1, Guided(cache="delayed", acceptance="top_k", top_k=4, draft_threshold=0.3)),
+    "delayed": (1, Guided(cache="delayed", block_length=3, acceptance="top_k", top_k=4, draft_threshold=0.3)),
     "sliding_speculative": (1, Guided(cache="sliding", window_size=5, rule="speculative", acceptance="top_k")),
     "block_boundary": (1, Guided(cache="block_boundary", block_length=4, acceptance="logit_threshold", top_k=5,
                                  logit_threshold=0.4, verify_batch_size=5)),
