@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-new-tokens", type=int, help="longest answer, tokens (default: the preset's, else 256)")
     p.add_argument("--batch-size", type=int, default=32, help="questions decoded at once (default: %(default)s)")
     p.add_argument("--timed", type=int, default=8, metavar="N",
-                   help="questions decoded once more, one at a time, for the time of one answer (default: %(default)s)")
+                   help="questions decoded again, three times and one by one, to time an answer (default: %(default)s)")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the parameters (default: as stored)")
     p.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
     return p
