@@ -29,5 +29,5 @@ EXPERIMENTS = {
 # in the names of `generate` and `decode.MaskedDiffusion`; a block_length of 0 is the whole answer
 DECODING: dict[str, dict] = {
     "released": dict(max_new_tokens=512, steps=512, block_length=0, rule="timesteps", confidence="entropy",
-                     temperature=0.2, top_p=0.95, early_stop="none"),
+                     temperature=0.2, top_p=0.95, tempered=True, early_stop="none"),
 }

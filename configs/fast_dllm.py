@@ -1,7 +1,7 @@
 """Fast-dLLM's settings (its Sec. 4.1): LLaDA and Dream as they are, with caches and parallel commits."""
 
 _LLADA = dict(max_new_tokens=256, block_length=32)
-_DREAM = dict(_LLADA, first_token=True)  # the pass that opens a block commits its first token alone
+_DREAM = dict(_LLADA, first_token=True, tempered=True)  # the pass that opens a block commits its first token alone
 
 # in the names of `generate` and `decode.MaskedDiffusion`
 DECODING: dict[str, dict] = {

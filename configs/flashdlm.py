@@ -23,7 +23,7 @@ GUIDERS = {  # Qwen2.5-Instruct
 _GUIDED = dict(max_new_tokens=1024, verify_batch_size=32, rule="paper", cache="free", block_length=256)
 DECODING: dict[str, dict] = {
     "dream_freecache": dict(max_new_tokens=256, block_length=256, rule="timesteps", confidence="entropy", cache="free",
-                            early_stop="run"),
+                            early_stop="run", tempered=True),
     "llada_freecache": dict(max_new_tokens=256, block_length=64, rule="quota", cache="free"),
     "guided": dict(_GUIDED, acceptance="exact"),
     "guided_relaxed": dict(_GUIDED, acceptance="logit_threshold", top_k=2, logit_threshold=0.5),

@@ -80,7 +80,7 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
       shift: the output at index i predicts the token at i + shift, 0 or 1.
       steps: forwards for the whole answer, a multiple of the number of blocks; or
       threshold: commit all drafts this probable, at least one.
-      cache: "none", "prefix", "dual", "free" or "block", see `decode.cache_policies`.
+      cache: "none", "prefix", "dual", "free", "delayed" or "block", see `decode.cache_policies`.
 
     Returns:
       The answers, and the number of forwards.
@@ -93,7 +93,8 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
         number = (torch.arange(first) + -first % block_length) // block_length
         outputs(network, ids, 0, first, memory, number[None, :] <= number[:, None])
     for begin in range(first, size, block_length):
-        end, step, due = begin + block_length, 0, cache in ("prefix", "dual") or cache == "free" and begin == first
+        end, step = begin + block_length, 0
+        due = cache in ("prefix", "dual") or cache in ("free", "delayed") and begin == first
         if cache == "block" and begin > first:  # the finished block, clean
             outputs(network, ids, begin - block_length, begin, memory)
             forwards += 1
@@ -101,7 +102,9 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
         while (masked := block == mask_id).any():
             start, stop, seen = 0, size, None
             if cache != "none" and not due:
-                early = shift if cache == "free" or masked[:, 0].any() else 0
+                early = shift if cache in ("free", "delayed") or masked[:, 0].any() else 0
+                if cache == "delayed" and step == 0:  # the block before, finished by the last forward
+                    early += block_length
                 start, stop = begin - early, end if cache in ("dual", "block") else size
                 if cache == "block" and early:  # the token before ends its own block and sees no further
                     seen = torch.ones(stop - start, stop, dtype=torch.bool)

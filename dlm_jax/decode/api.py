@@ -14,7 +14,7 @@ import numpy as np
 
 from dlm_jax.decode import loop
 from dlm_jax.decode.ledger import GUIDE, KINDS, Ledger
-from dlm_jax.decode.state import ORIGINS, Canvas, Decoder, Request, bucket
+from dlm_jax.decode.state import ORIGINS, Canvas, Decoder, Request, bucket, check_number
 from dlm_jax.types import Params
 
 EXECUTABLES = loop.Executables()
@@ -110,14 +110,13 @@ def make_request(
         tokens[i, : len(row)] = row
     pad = lambda x, value: np.concatenate([x, np.full(B - len(rows), value, np.int32)])
     no = lambda x: np.int32(-1 if x is None else x)
-    return _request(tokens, pad(lengths, 1), pad(limits, 0), no(eos_id), no(mask_id), jax.random.key(seed),
-                    np.int32(first_row), capacity)
+    keys = _row_keys(jax.random.key(seed), first_row + np.arange(B, dtype=np.uint32))
+    return Request(*jax.device_put((tokens, pad(lengths, 1), pad(limits, 0), no(eos_id), no(mask_id))), keys, capacity)
 
 
-@functools.partial(jax.jit, static_argnums=7)
-def _request(tokens, lengths, limits, eos_id, mask_id, key, first_row, capacity) -> Request:
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first_row + jnp.arange(len(tokens), dtype=jnp.int32))
-    return Request(tokens, lengths, limits, eos_id, mask_id, keys, capacity)
+@jax.jit
+def _row_keys(key, rows):
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
 
 def _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id):
@@ -282,6 +281,7 @@ def stream(
     Raises:
       ValueError: as `generate`.
     """
+    check_number("first_row", first_row, 0, 2**31, kind=int)
     single = len(prompts) > 0 and np.ndim(prompts[0]) == 0
     prompts = [prompts] if single else prompts
     eos_id, mask_id, capacity = _check(model, prompts, decoder, max_new_tokens, eos_id, mask_id)

@@ -24,7 +24,6 @@ from dlm_jax.decode.state import Request
 
 POLICIES = ("none", "prefix", "dual", "free", "delayed", "prompt", "block")
 PER_BLOCK = ("prefix", "dual", "block")  # a new block is due a pass of its own
-ONCE = ("free", "delayed", "prompt")  # one full pass is due, the first
 
 
 def span(policy: str, request: Request, masked: Array, fresh: Array, due: Array, begin: Array, end: Array, shift: int,

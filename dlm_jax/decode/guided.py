@@ -137,6 +137,9 @@ class Guided:
         """See `state.Decoder.check`."""
         check_number("temperature", self.temperature, 0)
         check_number("draft_threshold", self.draft_threshold, 0, 1)
+        if self.draft_threshold and self.rule == "speculative":
+            raise ValueError(f"draft_threshold = {self.draft_threshold} with rule = 'speculative': the guide's token "
+                             "takes the place of a draft turned down, so nothing is gained; take rule = 'paper'")
         for name in ("top_k", "relative_probability", "logit_threshold"):
             value = getattr(self, name)
             if value is None:

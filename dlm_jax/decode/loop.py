@@ -37,13 +37,14 @@ class Executables:
     (vm.max_map_count): who sweeps settings without a bound ends in "LLVM compilation error: Cannot allocate memory".
 
     Attributes:
+      compiled: executables compiled so far, those that went included.
       most: executables kept at once; 64 take about 26,000 maps, and the rest of a program needs some.
     """
 
     def __init__(self, most: int = 64):
         if most < 1:
             raise ValueError(f"most = {most} executables: expected at least 1")
-        self.most = most
+        self.compiled, self.most = 0, most
         self._cache: dict[Any, Any] = {}  # the least recently used one first
 
     def __len__(self) -> int:
@@ -65,12 +66,14 @@ class Executables:
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
         key = (bind, model, which, structure, shapes)
-        if key in self._cache:
-            executable = self._cache[key] = self._cache.pop(key)
+        executable = self._cache.pop(key, None)
+        if executable is not None:
+            self._cache[key] = executable
             return executable, 0.0
         while len(self._cache) >= self.most:  # before the new one needs its memory
-            self._cache.pop(next(iter(self._cache)))
+            self._cache.pop(next(iter(self._cache)), None)
         start = time.perf_counter()
+        self.compiled += 1
         executable = self._cache[key] = jitted(bind, model, which).lower(*arguments).compile()
         return executable, time.perf_counter() - start
 

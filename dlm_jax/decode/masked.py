@@ -53,13 +53,13 @@ class MaskedDiffusion:
         reach `threshold`, and no more than equal shares of `steps` so far (Fast-dLLM for Dream without a cache).
         The last three commit at least one token a forward.
       confidence: "probability" of the draft, its "margin" over the likeliest other token, "entropy" or "random".
-      tempered: whether confidences are those of the distribution that drafts are drawn from, after temperature and
-        truncation (Dream), or of the model's own (LLaDA).
+      tempered: whether confidences are of logits after temperature and truncation, and a margin that of the two
+        likeliest tokens (Dream), or of the model's own distribution (LLaDA).
       cache: see `cache_policies`.
       early_stop: what an EOS does, see `early_stops`.
       first_token: the forward that opens a block commits its first token and nothing else (Fast-dLLM for Dream).
       steps: forwards for the whole answer, a multiple of the number of blocks; 0 takes one a token.
-      eps: last time of "timesteps".
+      eps: last time of "timesteps", "block_timesteps" and "ancestral".
       threshold: probability or margin in (0, 1]; nats with confidence "entropy", reached from above.
       factor: positive; larger commits fewer.
       block_add_threshold: committed share of the newest block at which the next opens.
@@ -265,11 +265,15 @@ class MaskedDiffusion:
         draws, ties = (jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, use)))(keys) for use in (0, 1))
         answers = jnp.where(jnp.arange(logits.shape[-1]) == request.mask_id, -jnp.inf, logits)  # a mask is no answer
         warm = jnp.asarray(self.temperature) > 0
-        shaped = jax.lax.cond(
-            warm, lambda x: sampling.scaled(x, self.temperature, self.top_k, self.top_p), lambda x: x, answers)
-        token = sampling.sample(shaped, draws, warm)
-        judged = jnp.where(warm & (jnp.asarray(self.tempered) > 0), shaped, logits)
-        sure = commit_rules.confidence(judged, token, self.confidence, ties)
+        token = sampling.sample(answers, draws, self.temperature, self.top_k, self.top_p)
+
+        def tempered():  # the mask is part of what Dream judges
+            x = sampling.scaled(logits, jnp.where(warm, self.temperature, 1.0), self.top_k, self.top_p)
+            margin = self.confidence == commit_rules.CONFIDENCES.index("margin")
+            return x, jnp.where(margin & warm, sampling.likeliest(x), token)
+
+        judged, of = jax.lax.cond(jnp.asarray(self.tempered) > 0, tempered, lambda: (logits, token))
+        sure = commit_rules.confidence(judged, of, self.confidence, ties)
         drafting = live & ~due if self.cache == "block" else live
         at = lambda x: jnp.take_along_axis(x, jnp.minimum(wanted, G - 1), axis=1)
         output = request.prompt_length[:, None] + wanted - score.shift

@@ -1,7 +1,8 @@
 """The released samplers as points of `MaskedDiffusion`: their schedules, roundings and defaults under their own names.
 
 The library's own defaults differ where a sampler gains nothing by its habit: these keep every habit, so that greedy
-ids and numbers of forwards are those of the released code. Sampled ones draw from other random numbers.
+ids and numbers of forwards are those of the released code. Sampled runs draw from other random numbers, never the
+mask, and where both are set top_k truncates before top_p; the released Dream truncates the other way round.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def free_cache_dream(*, steps: int, block_length: int, alg: str = "entropy", ear
     Args:
       steps: forwards for the whole answer.
       block_length: tokens of a block.
-      alg: see `dream`.
+      alg: see `dream`; the time of "origin" is that of the block.
       early_stop_consecutive: EOS in a row that end the answer; None never ends it.
       changes: other fields of `MaskedDiffusion`.
     """

@@ -3,7 +3,7 @@
 LLaDA's pre-training masks any token, its fine-tuning those of the response; Dream continues an autoregressive
 checkpoint whose outputs predict the next token. They differ in the data and the model, not in the loss: the shift of
 the outputs is the model's (`score.shift`). Answers that will be decoded block by block are learned as such with
-`block_length`: a small model needs a fraction of the steps.
+`block_length`.
 
 Letters: B batch, T tokens.
 
@@ -61,7 +61,7 @@ class Config:
             raise ValueError(f"eps = {self.eps}: expected a probability in (0, 1]; at 0 the weight 1 / t is unbounded")
         if not 0 <= self.random_length <= 1:
             raise ValueError(f"random_length = {self.random_length}: expected a share of rows in [0, 1]")
-        if self.block_length < 0:
+        if not isinstance(self.block_length, int) or self.block_length < 0:
             raise ValueError(f"block_length = {self.block_length}: expected a number of tokens, or 0 for the whole "
                              "target")
         if self.random_length and (self.target, self.padding) != ("all", "ignore"):
@@ -108,7 +108,7 @@ def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
     rows = noise.supervise(batch, config.target, config.padding, config.eos_id)
     if config.block_length:
         first = batch["prompt_length"][:, None] if config.target == "response" else 0
-        rows = noise.one_block(rows, key, batch["example_id"], first, config.block_length, config.mask_id)
+        rows = noise.one_block(rows, key, batch, first, config.block_length, config.mask_id)
     drawn = noise.draw(key, batch["example_id"], batch["tokens"].shape[1], (config.eps, 1.0),
                        antithetic=config.antithetic)
     return arrange(rows, drawn, config)

@@ -150,14 +150,15 @@ def supervise(
     return Supervision(jnp.where(filled & ~own, eos_id, tokens), filled, taught | (filled & ~own))
 
 
-def one_block(rows: Supervision, key: Array, example_id: Array, first: Array | int, block_length: int, mask_id: int
-              ) -> Supervision:
+def one_block(rows: Supervision, key: Array, batch: dict[str, Array], first: Array | int, block_length: int,
+              mask_id: int) -> Supervision:
     """Leaves one block of every row to teach: what lies before it is clean, as when it is decoded, and the rest hidden.
 
     Args:
-      rows: before noise.
-      key: the step's key; a row's block is uniform among those that teach anything.
-      example_id: (B,) int32.
+      rows: before noise; what a row teaches is contiguous.
+      key: the step's key; a row's block is uniform among those that hold taught tokens of its own, and not padding
+        alone, of which there is more beside longer rows.
+      batch: `length` and `example_id` (B,) int32.
       first: (B, 1) int32 or int, a token at which a block begins.
       block_length: tokens.
       mask_id: what later tokens are replaced by.
@@ -169,9 +170,10 @@ def one_block(rows: Supervision, key: Array, example_id: Array, first: Array | i
     """
     T = rows.tokens.shape[1]
     number = (jnp.arange(T, dtype=jnp.int32) - first) // block_length
-    low = jnp.min(jnp.where(rows.taught, number, T), axis=1, keepdims=True)
-    high = jnp.max(jnp.where(rows.taught, number, -1), axis=1, keepdims=True)
-    place = jax.vmap(jax.random.uniform)(row_keys(key, example_id, 3))[:, None]
+    low = jnp.min(jnp.where(rows.taught, number, T), axis=1, keepdims=True)  # above `high` where nothing is taught
+    own = rows.taught & (jnp.arange(T) < batch["length"][:, None])
+    high = jnp.max(jnp.where(own, number, -1), axis=1, keepdims=True)
+    place = jax.vmap(jax.random.uniform)(row_keys(key, batch["example_id"], 3))[:, None]
     active = low + jnp.floor(place * (high - low + 1)).astype(jnp.int32)
     return Supervision(jnp.where(rows.taught & (number > active), mask_id, rows.tokens), rows.valid,
                        rows.taught & (number == active))

@@ -7,6 +7,7 @@ import pytest
 
 import configs
 from configs import block_diffusion, dream, fast_dllm, flashdlm, llada
+from dlm_jax import decode
 from dlm_jax.decode.guided import Guided
 from dlm_jax.decode.masked import MaskedDiffusion
 from dlm_jax.models import build
@@ -55,6 +56,14 @@ def test_table_11():
     assert flashdlm.DECODING["llada_freecache"]["block_length"] == 64
     assert (guided["max_new_tokens"], guided["verify_batch_size"], guided["top_k"], guided["logit_threshold"]) == (
         1024, 32, 2, 0.5)
+
+
+def test_what_is_called_released_is_the_released_sampler():
+    plain = lambda settings: MaskedDiffusion(**{k: v for k, v in settings.items() if k != "max_new_tokens"})
+    assert plain(dream.DECODING["released"]) == decode.dream(steps=512, alg="entropy", temperature=0.2, top_p=0.95)
+    assert plain(llada.DECODING["released"]) == decode.llada(steps=128, block_length=32)
+    assert plain(flashdlm.DECODING["dream_freecache"]) == decode.free_cache_dream(steps=0, block_length=256)
+    assert plain(fast_dllm.DECODING["dream_dual"] | {"early_stop": "none"}) == decode.fast_dllm_dream()
 
 
 def test_the_prompts_are_the_papers():

@@ -117,7 +117,7 @@ def test_one_compile_per_bucket(network, name):
     model, params = network
     decoder = DECODERS[name]
     generate(model, params, prompts(4, 3, 5, 9), decoder, max_new_tokens=17, seed=0)
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     knob = {"temperature": 0.5} if name == "greedy" else {"slot_threshold": 0.9, "token_threshold": 0.05,
                                                           "temperature": 0.3}
     generate(model, params, prompts(5, 3, 3, 12), dataclasses.replace(decoder, **knob), max_new_tokens=24, eos_id=7,
@@ -126,9 +126,9 @@ def test_one_compile_per_bucket(network, name):
         for knob in ({"token_threshold": None}, {"slot_threshold": 1}, {"token_threshold": 0}):
             generate(model, params, prompts(5, 3, 3, 12), dataclasses.replace(decoder, **knob), max_new_tokens=24)
     generate(model, params, prompts(6, 3, 1, 16), decoder, max_new_tokens=[20, 3, 24], eos_id=-1)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
     generate(model, params, prompts(6, 3, 20, 24), decoder, max_new_tokens=17)
-    assert len(api.EXECUTABLES) == count + 2  # another prompt bucket: init and loop
+    assert api.EXECUTABLES.compiled == count + 2  # another prompt bucket: init and loop
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -196,14 +196,14 @@ def test_cached_decoding_equals_recomputing_everything(network):
 ])
 def test_bad_input_is_named_before_any_compile(network, call, message):
     model, params = network
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     arguments = dict(prompts=[[2, 3]], decoder=Autoregressive(), max_new_tokens=4) | call
     with pytest.raises(ValueError, match=message):
         generate(model, params, **arguments)
     arguments.pop("batch_size", None)
     with pytest.raises(ValueError, match=message):
         stream(model, params, **arguments)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
 
 
 def test_missing_mask_token():

@@ -278,12 +278,12 @@ def test_one_program_serves_every_acceptance_test():
     model, params = pair()
     base = Guided(verify_batch_size=2)
     generate(model, params, PROMPTS, base, max_new_tokens=20)
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     for changes in ({"acceptance": "top_k", "top_k": 5}, {"acceptance": "top_k_relative"}, {"rule": "assisted"},
                     {"acceptance": "logit_threshold", "logit_threshold": 1}, {"draft_threshold": 0.5},
                     {"temperature": 0.5}):
         generate(model, params, PROMPTS, dataclasses.replace(base, **changes), max_new_tokens=24)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
 
 
 def test_a_guide_of_another_dtype_and_sharding():
@@ -342,12 +342,13 @@ def test_bad_pairs_are_named():
     ({"acceptance": "logit_threshold", "logit_threshold": 1.5}, "logit_threshold = 1.5"),
     ({"temperature": -1.0}, "temperature"),
     ({"draft_threshold": 1.5}, "draft_threshold = 1.5"),
+    ({"draft_threshold": 0.5, "rule": "speculative"}, "draft_threshold = 0.5 with rule = 'speculative'"),
 ])
 def test_bad_hyperparameters_are_named_before_any_compile(options, message):
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     with pytest.raises(ValueError, match=message):
         generate(*pair(), PROMPTS, Guided(**options), max_new_tokens=4)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
 
 
 def test_a_model_without_a_guide_is_refused():

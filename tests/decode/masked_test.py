@@ -265,12 +265,12 @@ def test_the_python_loop_equals_the_compiled_one(networks):
 def test_rules_and_numbers_share_a_program(networks):
     network, rows = networks["dream"], prompts(1, 3)
     generate(*network, rows, MaskedDiffusion(block_length=8), max_new_tokens=LIMITS)
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     for settings in (*RULES.values(), dict(temperature=0.5, top_k=3), dict(commit_temperature=0.1)):
         out = generate(*network, rows, MaskedDiffusion(block_length=8, **settings), max_new_tokens=LIMITS, eos_id=-1)
         assert [len(t) for t in out.tokens] == LIMITS
         assert all(MASK not in t for t in out.tokens)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
 
 
 def test_literal_masks_stay(networks):
@@ -382,10 +382,10 @@ def test_nonsense_is_refused(make, message):
     (MaskedDiffusion(block_add_threshold=1.5), "block_add_threshold"),
 ])
 def test_bad_numbers_are_named_before_any_compile(networks, decoder, message):
-    count = len(api.EXECUTABLES)
+    count = api.EXECUTABLES.compiled
     with pytest.raises(ValueError, match=message):
         generate(*networks["llada"], [[2, 3]], decoder, max_new_tokens=20)
-    assert len(api.EXECUTABLES) == count
+    assert api.EXECUTABLES.compiled == count
 
 
 def test_a_budget_is_spent_evenly_whatever_the_blocks(networks):

@@ -44,11 +44,14 @@ def test_a_tiny_run_counts_and_times_every_system(tmp_path, capsys):
 
 
 CASES = [("a2d-qwen3", "none", 0), ("a2d-qwen3", "prefix", 0), ("Dream", "dual", 1), ("Dream", "free", 1),
-         ("a2d-qwen3", "block", 0), ("Dream", "block", 1)]
+         ("a2d-qwen3", "block", 0), ("Dream", "block", 1), ("a2d-qwen3", "delayed", 0), ("Dream", "delayed", 1)]
+
+
+QUICK = (("free", 1), ("block", 0), ("delayed", 1))
 
 
 @pytest.mark.parametrize(("family", "cache", "shift"), [
-    case if case[1:] in (("free", 1), ("block", 0)) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
+    case if case[1:] in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
 def test_eager_pytorch_decodes_the_same(family, cache, shift):
     """An implementation that shares no line with ours, with outputs shifted or not, by steps and by threshold."""
     pytest.importorskip("transformers", reason="transformers is not installed: no peer to compare with")

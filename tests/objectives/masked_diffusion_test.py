@@ -127,12 +127,25 @@ def test_degenerate_rows_have_finite_loss_and_gradient(which):
         "llada", PARAMS["llada"], masked_diffusion.arrange(rows, drawn, config), config))
 
 
-def test_a_row_is_corrupted_alike_in_any_batch():
-    batch, config = make_batch(B=16), make_config(padding="ignore", normalisation="batch")
+@pytest.mark.parametrize("changes", [{}, dict(block_length=3)])
+def test_a_row_is_corrupted_alike_in_any_batch(changes):
+    batch, config = make_batch(B=16), make_config(padding="ignore", normalisation="batch", **changes)
     whole = masked_diffusion.prepare(batch, jax.random.key(0), config)
     part = masked_diffusion.prepare(jax.tree.map(lambda x: x[5:9][::-1], batch), jax.random.key(0), config)
     np.testing.assert_array_equal(part.tokens, whole.tokens[5:9][::-1])
     np.testing.assert_allclose(part.weights["mdm"], 4 * whole.weights["mdm"][5:9][::-1], rtol=1e-6)
+
+
+def test_which_block_is_learned_does_not_follow_longer_rows():
+    """Ends of sequence fill a row to its longest neighbour; blocks of nothing else are not drawn."""
+    batch, config = make_batch(B=64, T=40), make_config(block_length=3)
+    rows = masked_diffusion.prepare(batch, jax.random.key(0), config)
+    chosen = np.asarray(batch["length"]) < 20
+    short = jax.tree.map(lambda x: x[chosen], batch)
+    alone = masked_diffusion.prepare(short, jax.random.key(0), config)
+    own = np.arange(40) < np.asarray(short["length"])[:, None]
+    np.testing.assert_array_equal(np.where(own, alone.labels, 0), np.where(own, rows.labels[chosen], 0))
+    assert (np.asarray(rows.labels)[chosen] != losses.IGNORE).any()
 
 
 def test_antithetic_times_make_batches_more_alike():
@@ -166,7 +179,7 @@ def test_a_causal_model_is_refused_with_the_fix():
     (dict(mask_id=-1), "mask_id = -1"), (dict(eos_id=-2), "eos_id = -2"), (dict(eos_id=MASK), "mask_id = eos_id = 19"),
     (dict(target="prompt"), "'prompt'.*response.*all"), (dict(padding="zero"), "'zero'.*eos.*ignore"),
     (dict(eps=0.0), "eps = 0.0"), (dict(eps=1.5), "eps = 1.5"), (dict(normalisation="mean"), "'mean'.*sequence"),
-    (dict(block_length=-1), "block_length = -1"),
+    (dict(block_length=-1), "block_length = -1"), (dict(block_length=2.5), "block_length = 2.5"),
     (dict(random_length=2.0), "random_length = 2.0"), (dict(random_length=0.1), "target 'all' and padding 'ignore'"),
     (dict(head_chunk=0), "head_chunk = 0"),
 ])

@@ -116,7 +116,8 @@ def test_one_block_is_taught_between_clean_tokens_and_hidden_ones():
     taught = (first[:, None] <= index) & (index < length[:, None])
     tile = lambda x: jnp.asarray(np.repeat(x, many, axis=0))
     rows = noise.Supervision(tile(np.tile(10 + index, (3, 1))), tile(index < length[:, None]), tile(taught))
-    got = noise.one_block(rows, jax.random.key(0), jnp.arange(3 * many), tile(first[:, None]), L, 99)
+    got = noise.one_block(rows, jax.random.key(0), {"length": tile(length), "example_id": jnp.arange(3 * many)},
+                          tile(first[:, None]), L, 99)
     active = []
     for row in range(3 * many):
         which = row // many
