@@ -232,13 +232,15 @@ def test_ancestral_sampling_tosses_a_coin_for_every_mask(networks):
 
 def test_confidences_of_the_tempered_distribution(networks):
     """Cut to one token, every draft is certain of itself; the model's own confidences are not."""
-    settings = dict(block_length=8, threshold=0.99, temperature=0.5, top_k=1, early_stop="none")
-    own, tempered = (generate(*networks["dream"], prompts(1, 3), MaskedDiffusion(tempered=t, **settings),
-                              max_new_tokens=16, eos_id=-1) for t in (False, True))
-    assert (tempered.ledger.after_prefill() == 2).all() and (own.ledger.after_prefill() > 2).all()
-    greedy = generate(*networks["dream"], prompts(1, 3), MaskedDiffusion(tempered=True, **settings | dict(
-        temperature=0.0)), max_new_tokens=16, eos_id=-1)
+    settings = dict(block_length=8, threshold=0.99, top_k=1, early_stop="none")
+    run = lambda **more: generate(*networks["dream"], prompts(1, 3), MaskedDiffusion(**settings, **more),
+                                  max_new_tokens=16, eos_id=-1)
+    own, greedy = run(temperature=0.5), run()
     np.testing.assert_array_equal(own.canvas, greedy.canvas)  # one token is left to draw
+    assert (own.ledger.after_prefill() > 2).all()
+    for temperature in (0.0, 0.5):  # Dream truncates what it judges at temperature 0, too
+        tempered = run(tempered=True, temperature=temperature)
+        assert (tempered.ledger.after_prefill() == 2).all()
 
 
 def test_streaming_equals_the_compiled_loop(networks):
