@@ -72,8 +72,7 @@ def likeliest(logits: Array) -> Array:
     """Returns the (...) int32 index of the largest of (..., V) float32 logits, of equals the first.
 
     XLA's argmax keeps value and index in one loop, which CPUs cannot vectorise; two plain reductions take a fifth of
-    the time there. Indices pass through float32, which is exact below 2**24. For a row
-    that holds a NaN any index comes back.
+    the time there. Indices pass through float32, which is exact below 2**24. A row that holds a NaN gets any index.
     """
     V = logits.shape[-1]
 

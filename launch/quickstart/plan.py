@@ -124,9 +124,9 @@ def _masked(name: str, training: str = "masked", headline: bool = False, guide: 
                   decoder=kind(block_length=BLOCK, **settings), headline=headline)
 
 
+_SURE = dict(threshold=0.95)
 # a frozen block of 8 keeps the keys and values its last tokens had as masks, which costs so small a model most answers:
 # "delayed" freezes it when it is finished. Answers are short, so a guide reads all drafts of a round at once
-_SURE = dict(threshold=0.95)
 _GUIDED = dict(cache="delayed", verify_batch_size=0)
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
