@@ -13,7 +13,7 @@ _VERBS = {
     "generate": "dlm_jax.decode.api",
     "stream": "dlm_jax.decode.api",
     "check_lossless": "dlm_jax.decode.lossless",
-    "init_from_ar": "dlm_jax.models.build",
+    "init_from_ar": "dlm_jax.models.convert",
 }
 _PACKAGES = ("data", "decode", "evals", "io", "models", "nn", "objectives", "train", "types")
 

@@ -108,4 +108,4 @@ def _integers(name: str, value: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(model, params, tokens, positions, visibility):
-    return build.scorer(model, params)(tokens, positions, visibility)
+    return model.scorer(params)(tokens, positions, visibility)

@@ -37,6 +37,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dlm_jax.scoring import Pass
 from launch import cli
 
 
@@ -68,7 +69,7 @@ def bare_loop(model: Any, batch: int, tokens: int, capacity: int, forwards: int)
         def body(_, carry):
             cache, ids = carry
             rule = vis.by_rank(jnp.zeros_like(position), position, rank)
-            hidden, cache = score.hidden(ids, position, rule, cache, position)
+            hidden, cache = score.hidden(ids, Pass(position, rule, position), cache)
             return cache, jnp.argmax(score.head(hidden), axis=-1).astype(jnp.int32)
 
         start = (score.init_cache(batch, capacity), jnp.zeros((batch, tokens), jnp.int32))

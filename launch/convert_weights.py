@@ -85,13 +85,14 @@ def convert(args: argparse.Namespace) -> str:
 
     from dlm_jax.io import folders, hf, orbax_params
     from dlm_jax.models import build
+    from dlm_jax.models import convert as conversion
 
     folders.check_free(args.out)  # before minutes are spent on loading
     if args.command == "to-hf":
         keep = args.tokenizer or own_tokenizer(Path(args.source).expanduser())
         folders.check_sources(keep, None)
         config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
-        params = in_one_dtype(params)
+        params = conversion.in_one_dtype(params)
         if keep is None or not folders.has_tokenizer(keep):
             print(f"warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
                   "--tokenizer DIR names one", file=sys.stderr)
@@ -107,9 +108,9 @@ def convert(args: argparse.Namespace) -> str:
             if args.block_size < 2:
                 raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one "
                                  "masked")
-            build.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
+            conversion.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
         if args.command == "to-diffusion":
-            config = denoiser(config, args.shift)
+            config = conversion.denoiser(config, args.shift)
         params = hf.load_params(source, config, dtype=args.dtype)
         if args.command == "to-orbax":
             orbax_params.save(args.out, config, params, tokenizer_from=source)
@@ -119,10 +120,10 @@ def convert(args: argparse.Namespace) -> str:
             if args.command == "to-orthrus":  # the AR view stays as it is: no row that it has is written to
                 fresh = fresh and mask_id >= config.vocab_size
             added = max(0, mask_id + 1 - config.vocab_size)
-            config, params = with_mask(config, params, mask_id, fresh)
+            config, params = conversion.with_mask(config, params, mask_id, fresh)
             made = f"{args.out}: {count(params)}, mask token id {mask_id}"
             if args.command == "to-orthrus":
-                model, params = build.init_from_ar(build.build(config), params)
+                model, params = conversion.init_from_ar(build.build(config), params)
                 config, share = model.config.replace(block_size=args.block_size), build.parameter_shares(model)
                 made = (f"{args.out}: {count(params)}, {share['diffusion'] / share['total']:.0%} of them in the "
                         f"diffusion view, mask token id {mask_id}")
@@ -134,23 +135,6 @@ def convert(args: argparse.Namespace) -> str:
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
             return made
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
-
-
-def denoiser(config: Any, shift: int) -> Any:
-    """Returns the configuration of the bidirectional model that has an autoregressive one's parameters.
-
-    Args:
-      config: `TransformerConfig` of the autoregressive model.
-      shift: of the result's outputs, 0 or 1.
-
-    Raises:
-      ValueError: a model that is not autoregressive.
-    """
-    families = {"qwen3": ("a2d-qwen3", "a2d-qwen3"), "qwen2": ("a2d-qwen2", "Dream")}
-    if config.family not in families:
-        raise ValueError(f"a {config.family} model is not autoregressive; accepted: {sorted(families)}")
-    made = config.replace(family=families[config.family][shift])
-    return made if made.shift == shift else made.replace(logit_shift=shift)
 
 
 def own_tokenizer(source: Path) -> Path | None:
@@ -166,19 +150,6 @@ def count(params: Any) -> str:
     import jax
 
     return f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:,.1f} M parameters"
-
-
-def in_one_dtype(params: Any) -> Any:
-    """Returns parameters in the dtype of the embedding, in which a checkpoint is computed.
-
-    A run that trains some parameters of a bfloat16 model keeps those in float32 and leaves the others as they are.
-
-    Args:
-      params: parameter tree.
-    """
-    import jax
-
-    return jax.tree.map(lambda x: x.astype(params["embed"].dtype), params)
 
 
 def mask_token(source: Path, config: Any, mask_id: int | None) -> tuple[Any, int, bool]:
@@ -246,35 +217,6 @@ def reserve(tokenizer: Any, vocab_size: int, mask_id: int) -> None:
     if not first <= mask_id <= last:
         raise ValueError(f"--mask-id {mask_id}: outside the model's vocabulary of {vocab_size} ids; {accepted}")
     tokenizer.add_tokens([f"<|reserved_{i}|>" for i in range(first, mask_id)], special_tokens=True)
-
-
-def with_mask(config: Any, params: Any, mask_id: int, fresh: bool) -> tuple[Any, Any]:
-    """Gives a model a mask token, adding vocabulary rows where it needs them.
-
-    A new token starts as the mean of those before it: its embedding lies among theirs, and its logit, which nothing
-    has taught to be low, is their mean logit and so never the largest.
-
-    Args:
-      config: `TransformerConfig`.
-      params: parameter tree.
-      mask_id: id of the mask token.
-      fresh: whether its rows are to be initialised.
-
-    Returns:
-      The configuration and parameters with the mask token.
-    """
-    import jax.numpy as jnp
-
-    old = config.vocab_size
-    size = old if mask_id < old else -(-(mask_id + 1) // 64) * 64  # a multiple that mesh axes divide
-    params = dict(params)
-    for name in ("embed", "lm_head"):
-        if name in params and fresh:
-            table = params[name]
-            mean = jnp.mean(table[:mask_id].astype(jnp.float32), axis=0).astype(table.dtype)
-            table = jnp.concatenate([table, jnp.broadcast_to(mean, (size - old, table.shape[1]))])
-            params[name] = table.at[mask_id].set(mean)
-    return config.replace(vocab_size=size, mask_token_id=mask_id), params
 
 
 def main(argv: Sequence[str] | None = None) -> int:

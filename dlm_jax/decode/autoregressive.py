@@ -16,7 +16,7 @@ from dlm_jax.decode.ledger import DECODE, Counts
 from dlm_jax.decode.state import AUTOREGRESSIVE, Canvas, Request, check_attention, check_number, prefill
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 
 @jax.tree_util.register_dataclass
@@ -95,10 +95,9 @@ class Autoregressive:
         limit = jnp.where(active, P + newest, vis.NONE)[:, None]
         hidden, cache = score.hidden(
             state.last[:, None],
-            (request.prompt_length + newest)[:, None],
-            vis.by_rank(jnp.zeros_like(limit), limit, rank),
+            Pass((request.prompt_length + newest)[:, None], vis.by_rank(jnp.zeros_like(limit), limit, rank),
+                 jnp.where(active, P + newest, S)[:, None]),
             state.cache,
-            jnp.where(active, P + newest, S)[:, None],
         )
         token = self._pick(score, request, hidden, state.length)
         counts = state.counts.add(DECODE, active.astype(jnp.int32), active)

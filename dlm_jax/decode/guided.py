@@ -30,6 +30,7 @@ from dlm_jax.decode.ledger import DRAFT, GUIDE, Counts
 from dlm_jax.decode.state import (
     AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_mask, check_no_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
+from dlm_jax.scoring import Pass
 
 ACCEPTANCE = {  # by name, the thresholds that a test applies and their defaults
     "exact": dict(top_k=1),
@@ -271,9 +272,9 @@ class Guided:
             index = first[:, None] - 1 + within
             limit = jnp.where(active, index, vis.NONE)
             read, cache = score.guide.hidden(
-                score.feed[jnp.concatenate([r.last[:, None], draft[:, :-1]], axis=1)], index,
-                vis.by_rank(jnp.zeros_like(limit), limit, rank), r.cache,
-                jnp.where(active, window.entries(request, index), S))
+                score.feed[jnp.concatenate([r.last[:, None], draft[:, :-1]], axis=1)],
+                Pass(index, vis.by_rank(jnp.zeros_like(limit), limit, rank),
+                     jnp.where(active, window.entries(request, index), S)), r.cache)
             verdict = score.guide.head(read)
             place, logit, likeliest = rules.standing(verdict, score.to_draft, draft)
             accepted = active & rules.accepts(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dlm_jax.types import Params, Scorer
+from dlm_jax.scoring import Scorer
+from dlm_jax.types import Params
 
 
 class _Drafter:
@@ -39,7 +40,7 @@ class GuidedScorer(_Drafter):
     to_draft: Array
 
     def __call__(self, *arguments, **options) -> Array:
-        """See `types.Scorer.__call__`."""
+        """See `scoring.Scorer.__call__`."""
         return self.drafter(*arguments, **options)
 
 

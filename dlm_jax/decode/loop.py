@@ -103,7 +103,7 @@ def python_loop(score: Any, decoder: Decoder, request: Request) -> Any:
     """Runs `init` and `step` without compiling them; the reference for the other two loops.
 
     Args:
-      score: a `types.Scorer`.
+      score: a `scoring.Scorer`.
       decoder: the decoder.
       request: the batch.
 

@@ -23,6 +23,7 @@ from dlm_jax.decode import api, orthrus
 from dlm_jax.decode.autoregressive import Autoregressive
 from dlm_jax.decode.state import Request, bucket, prefill
 from dlm_jax.nn import visibility as vis
+from dlm_jax.scoring import Pass
 from dlm_jax.types import Params
 
 
@@ -246,5 +247,5 @@ def _whole(model, params, tokens, length):
     exact = dataclasses.replace(model, dtype=jnp.float32).scorer(params)
     with jax.default_matmul_precision("highest"):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-        hidden, _ = exact.hidden(tokens, positions, vis.causal(positions < length[:, None]))
+        hidden, _ = exact.hidden(tokens, Pass(positions, vis.causal(positions < length[:, None])))
         return exact.head(jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1))[:, 0]

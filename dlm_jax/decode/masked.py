@@ -23,7 +23,7 @@ from dlm_jax.decode import state as common
 from dlm_jax.decode.ledger import DENOISE, PREFILL, REFRESH, Counts
 from dlm_jax.decode.masked_state import State
 from dlm_jax.decode.state import DRAFTED, Canvas, Request, check_number
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Scorer
 
 RULES = ("quota", "timesteps", "block_timesteps", "ancestral", "shares", "threshold", "factor", "budget")
 QUOTA, TIMESTEPS, BLOCK_TIMESTEPS, ANCESTRAL, SHARES, THRESHOLD, FACTOR, BUDGET = range(len(RULES))

@@ -23,7 +23,7 @@ from dlm_jax.decode.state import (
     AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import KVCache
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 
 @jax.tree_util.register_dataclass
@@ -119,7 +119,7 @@ class Orthrus:
         check_attention(self, config, bidirectional=False)
         if not config.dual:
             raise ValueError(f"Orthrus drafts with a second view and this {config.family} model has one: make a dual "
-                             "model of it (launch.convert_weights to-orthrus, or models.build.init_from_ar) and train "
+                             "model of it (launch.convert_weights to-orthrus, or dlm_jax.init_from_ar) and train "
                              "that, or decode it with Autoregressive")
         if self.size(config) < 2:
             raise ValueError(f"block_size = {config.block_size} in the model's config leaves no room for drafts: name "
@@ -254,4 +254,4 @@ def forward(view: Scorer, causal: bool, request: Request, newest: Array, tokens:
     group = lambda x: jnp.where(x & (not causal), 0, vis.NONE).astype(jnp.int32)
     rule = vis.Visibility(zero(at), limit, group(inside), zero(at), rank, group(block), zero(rank))
     positions = (request.prompt_length + newest)[:, None] + offset
-    return view.hidden(tokens, positions, rule, cache, jnp.where(inside, at, S))
+    return view.hidden(tokens, Pass(positions, rule, jnp.where(inside, at, S)), cache)

@@ -28,7 +28,7 @@ from dlm_jax.decode.refusion_state import (
 from dlm_jax.decode.state import (
     AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_mask, check_number, prefill)
 from dlm_jax.nn import visibility as vis
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 
 def _static(default):
@@ -224,10 +224,9 @@ class ReFusion:
         index, active = queries.index[:, take], queries.active[:, take]
         hidden, cache = score.hidden(
             queries.tokens[:, take],
-            request.prompt_length[:, None] + index,
-            self._visibility(request, state, queries, take),
+            Pass(request.prompt_length[:, None] + index, self._visibility(request, state, queries, take),
+                 jnp.where(active, P + index, S)),
             state.cache,
-            jnp.where(active, P + index, S),
         )
         logits = score.head(hidden)
         if not self.reference_compat:  # a mask is no answer

@@ -18,9 +18,8 @@ import numpy as np
 from jax import Array
 
 from dlm_jax.decode.ledger import PREFILL, Counts
-from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn import visibility as vis
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Cache, Pass, Scorer
 
 NOTHING, DRAFTED, AUTOREGRESSIVE = -1, 0, 1  # where a token came from
 ORIGINS = {DRAFTED: "drafted", AUTOREGRESSIVE: "autoregressive"}
@@ -147,7 +146,7 @@ class Decoder(Protocol):
         """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
 
 
-def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, Counts]:
+def prefill(score: Scorer, request: Request) -> tuple[Array, Cache, Counts]:
     """Runs the prompts and keeps their keys and values.
 
     Args:
@@ -161,11 +160,12 @@ def prefill(score: Scorer, request: Request) -> tuple[Array, kv_cache.KVCache, C
     index = jnp.broadcast_to(jnp.arange(P, dtype=jnp.int32), request.prompt.shape)
     valid = index < request.prompt_length[:, None]
     cache = score.init_cache(request.batch, P)
-    hidden, cache = score.hidden(request.prompt, index, vis.causal(valid), cache, jnp.where(valid, index, P))
+    hidden, cache = score.hidden(
+        request.prompt, Pass(index, vis.causal(valid), jnp.where(valid, index, P)), cache)
     last = jnp.take_along_axis(hidden, (request.prompt_length - 1)[:, None, None], axis=1)
     active = request.max_new_tokens > 0
     counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, active)
-    return last, kv_cache.grow(cache, P + request.capacity), counts
+    return last, cache.grow(P + request.capacity), counts
 
 
 def check_attention(decoder: Decoder, config: Any, bidirectional: bool) -> None:

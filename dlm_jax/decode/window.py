@@ -19,7 +19,7 @@ from jax import Array
 
 from dlm_jax.decode.state import Request
 from dlm_jax.nn import visibility as vis
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 
 def total(request: Request) -> Array:
@@ -91,7 +91,8 @@ def forward(score: Scorer, request: Request, tokens: Array, cache: Any, start: A
         own = jnp.where(valid, jnp.take_along_axis(rank, entry, axis=1), vis.NONE)
         keys, slots = (own, None) if cache is None else (rank, jnp.where(valid, entry, S))
         seen = vis.by_rank(jnp.zeros_like(own), own, keys)
-        hidden, cache = score.hidden(jnp.take_along_axis(buffer, entry, axis=1), index, seen, cache, slots)
+        hidden, cache = score.hidden(
+            jnp.take_along_axis(buffer, entry, axis=1), Pass(index, seen, slots), cache)
         return jnp.take_along_axis(hidden, jnp.clip(outputs, 0, width - 1)[..., None], axis=1), cache
 
     if len(widths) == 1:

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dlm_jax.models import build
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses
-from dlm_jax.types import Params, Scorer
+from dlm_jax.scoring import Pass, Scorer
+from dlm_jax.types import Params
 
 HEAD_CHUNK = 512  # tokens a row whose logits are held at a time
 
@@ -65,7 +65,7 @@ def bound(
     prompt, valid = index < prompt_length[:, None], index < length[:, None]
     labels = jnp.where((noisy == mask_id) & valid & ~prompt, tokens, losses.IGNORE)
     read = lambda seen: losses.aligned(
-        score.hidden(seen, index, visibility.bidirectional(valid))[0], score.shift)
+        score.hidden(seen, Pass(index, visibility.bidirectional(valid)))[0], score.shift)
     hidden, head = read(noisy), score
     if cfg_scale is not None:
         hidden = jnp.concatenate([hidden, read(jnp.where(prompt, mask_id, noisy))], axis=-1)
@@ -75,7 +75,7 @@ def bound(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _bound(model, params, rows, mask_id, cfg_scale):
-    return bound(build.scorer(model, params), *rows, mask_id, cfg_scale)
+    return bound(model.scorer(params), *rows, mask_id, cfg_scale)
 
 
 def compiled_bound(model: Any, params: Params, rows: tuple, mask_id: int, cfg_scale: float = 0.0) -> Array:

@@ -2,7 +2,8 @@
 
 A row is (checkpoint name, parameter path, layout). The layout reads "stored axes -> parameter axes"; brackets
 mark axes that are one axis in the file: a torch Linear from D to N heads of H is "(N H) D -> D N H". A letter in
-braces in the name, as {L}, runs over all its values, and the tensors are stacked on a leading axis of that size.
+braces in the name, as {L}, runs over all its values, and the tensors are stacked on a leading axis of that size;
+{L:3::4} runs over every fourth from 3 on, as layers do that come once in a period of four.
 
 Letters: V vocabulary, D width, F MLP width, N query heads, K KV heads, H head dim, L layers.
 """
@@ -146,9 +147,10 @@ def parameter(row: Row, sizes: Mapping[str, int]) -> Parameter:
     left, right = layout.split("->")
     stored = tuple(tuple((letter, sizes[letter]) for letter in group.strip("()").split())
                    for group in re.findall(r"\([^)]*\)|\S+", left))
-    stacked = re.findall(r"\{(\w+)\}", name)
-    lead = tuple(sizes[letter] for letter in stacked)
-    names = tuple(name.format(**dict(zip(stacked, index))) for index in np.ndindex(*lead)) if lead else (name,)
+    stacked = [range(int(start or 0), sizes[letter], int(step or 1))
+               for letter, start, step in re.findall(r"\{(\w+)(?::(\d+)::(\d+))?\}", name)]
+    lead, blank = tuple(map(len, stacked)), re.sub(r"\{[^}]*\}", "{}", name)
+    names = tuple(blank.format(*index) for index in itertools.product(*stacked))
     return Parameter(tuple(path.split(".")), names, lead, stored, tuple(right.split()))
 
 

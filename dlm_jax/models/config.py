@@ -65,6 +65,7 @@ class TransformerConfig:
       max_position_embeddings: longest position the checkpoint was made for, tokens; generation refuses more.
       bos_token_id, eos_token_id, pad_token_id, mask_token_id: special ids, None where unknown.
       block_size: tokens of the blocks a dual or block-diffusion model was trained on, None where unknown.
+      pattern: kinds of the layers that repeat, names of `layers.MIXERS`; a stack is num_layers / len(pattern) periods.
       logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
     """
 
@@ -87,6 +88,7 @@ class TransformerConfig:
     mask_token_id: int | None = None
     block_size: int | None = None
     logit_shift: int | None = None
+    pattern: tuple[str, ...] = ("attention",)
 
     def __post_init__(self):
         if self.family not in FAMILIES:
@@ -95,6 +97,9 @@ class TransformerConfig:
                      "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        if not self.pattern or self.num_layers % len(self.pattern):
+            raise ValueError(f"num_layers = {self.num_layers} is not a multiple of the {len(self.pattern)} layers of "
+                             f"pattern {self.pattern}: a stack is whole periods of one layer or more")
         for name in ("rope_theta", "rms_norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be a positive number")
@@ -115,6 +120,11 @@ class TransformerConfig:
         if self.logit_shift is not None and (self.logit_shift not in (0, 1) or not self.bidirectional):
             raise ValueError(f"logit_shift = {self.logit_shift} for family {self.family!r}: expected 0 or 1, and only "
                              "for a bidirectional family; a causal model always predicts the next token")
+
+    @property
+    def num_periods(self) -> int:
+        """How often `pattern` repeats."""
+        return self.num_layers // len(self.pattern)
 
     @property
     def qk_norm(self) -> bool:

@@ -1,11 +1,13 @@
-"""The dense stack as thin Linen modules: they own parameters, `dlm_jax.nn` owns the mathematics.
+"""A stack of layers: embedding, periods of named layer kinds, final norm and head.
 
 One stack serves every family of `config.FAMILIES`. A dual model (Orthrus) has two attention sets in every layer and
 runs one of them, its view; embedding, norms, MLPs and head are shared.
 
-Letters: B batch, T query tokens, S keys, D width, N query heads, K KV heads, H head dim, F MLP width,
-V vocabulary, L layers. By default all layers are one scanned module, so a parameter below `layers` has a leading L;
-unrolled, they are modules `layers_0`, `layers_1`, ... of their own (`build.unroll`).
+A period is the run of layer kinds that repeats (`TransformerConfig.pattern`). By default all periods are one scanned
+module, so a parameter below `layers` leads with their number; where a period has several layers, each stands below a
+name of its own, `layers/layer_0`. Unrolled (`build.unroll`), layers are modules `layers_0`, `layers_1`, ...
+
+Letters: B batch, T tokens, C wanted outputs, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,113 +17,59 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from dlm_jax.models.config import TransformerConfig
-from dlm_jax.nn import cache as kv_cache
-from dlm_jax.nn.attention import attention
+from dlm_jax.models.layers import Layer, Owner
+from dlm_jax.models.scorer import BoundScorer
 from dlm_jax.nn.norms import rms_norm
-from dlm_jax.nn.rope import apply_rope
+from dlm_jax.scoring import Pass
 
 
-class _Owner(nn.Module):
-    """A module that creates parameters with logical axis names."""
+class Period(Owner):
+    """The layers that repeat; its carry is (activations, cache), so that the cache is updated in place.
 
-    config: TransformerConfig
-    dtype: Any = None  # computation dtype; None computes in the parameters' own
-
-    def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
-        init = init or nn.initializers.normal(self.config.initializer_range)
-        value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
-        return value if self.dtype is None else value.astype(self.dtype)
-
-    def ones(self, name: str, size: int) -> Array:
-        return self.weight(name, (size,), (None,), nn.initializers.ones)
-
-
-VIEWS = {"ar": "attention", "diffusion": "attention_diffusion"}  # and the module whose parameters it uses
-
-
-class Attention(_Owner):
-    """Projections, q/k norm, RoPE, cache and attention of one layer."""
-
-    @nn.compact
-    def __call__(self, x, positions, visibility, cache, layer, slots, context):
-        c = self.config
-        D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
-        B, T, _ = x.shape
-        heads = lambda w: (x @ w.reshape(D, -1)).reshape(B, T, *w.shape[1:])  # plain matrix products: no copies
-        q = heads(self.weight("q_proj", (D, N, H), ("embed", "heads", None)))
-        k = heads(self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
-        v = heads(self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
-        if c.qkv_bias:
-            zeros = nn.initializers.zeros
-            q = q + self.weight("q_bias", (N, H), ("heads", None), zeros)
-            k = k + self.weight("k_bias", (K, H), ("kv_heads", None), zeros)
-            v = v + self.weight("v_bias", (K, H), ("kv_heads", None), zeros)
-        if c.qk_norm:
-            q = rms_norm(q, self.ones("q_norm", H), c.rms_norm_eps)
-            k = rms_norm(k, self.ones("k_norm", H), c.rms_norm_eps)
-        q, k = apply_rope(q, positions, c.rope_theta), apply_rope(k, positions, c.rope_theta)
-        if cache is not None:
-            cache = kv_cache.write(cache, layer, slots, k, v)
-            k, v = (x.astype(q.dtype) for x in kv_cache.read(cache, layer))
-        if context is not None:
-            k, v = kv_cache.extended(context, k, v)
-        out = attention(q, k, v, visibility).reshape(B, T, N * H)
-        return out @ self.weight("o_proj", (N, H, D), ("heads", None, "embed")).reshape(N * H, D), cache
-
-
-class MLP(_Owner):
-    """SwiGLU feed-forward of one layer."""
-
-    @nn.compact
-    def __call__(self, x):
-        D, F = self.config.hidden_size, self.config.intermediate_size
-        gate = x @ self.weight("gate_proj", (D, F), ("embed", "mlp"))
-        up = x @ self.weight("up_proj", (D, F), ("embed", "mlp"))
-        return (jax.nn.silu(gate) * up) @ self.weight("down_proj", (F, D), ("mlp", "embed"))
-
-
-class Block(_Owner):
-    """One pre-norm layer; the carry is (activations, cache), so that the cache is updated in place."""
+    Attributes:
+      view, form: see `Layer`.
+    """
 
     view: str = "ar"
+    form: str = "auto"
 
-    @nn.compact
-    def __call__(self, carry, layer, positions, visibility, slots, context=None):
-        x, cache = carry
-        c = self.config
-        x = nn.with_logical_constraint(x, ("batch", "length", None))
-        normed = rms_norm(x, self.ones("input_norm", c.hidden_size), c.rms_norm_eps)
-        arguments = (normed, positions, visibility, cache, layer, slots, context)
-        if c.dual and self.is_initializing():  # the other view's parameters exist as well
-            for name in sorted({*VIEWS.values()} - {VIEWS[self.view]}):
-                Attention(c, self.dtype, name=name)(*arguments)
-        mixed, cache = Attention(c, self.dtype, name=VIEWS[self.view])(*arguments)
-        x = x + mixed
-        normed = rms_norm(x, self.ones("post_attention_norm", c.hidden_size), c.rms_norm_eps)
-        return (x + MLP(c, self.dtype, name="mlp")(normed), cache), None
+    def setup(self):
+        self.layer = [Layer(self.config, self.dtype, kind, self.view, self.form) for kind in self.config.pattern]
+        if len(self.layer) == 1:  # the period is its layer, in the parameter tree too
+            nn.share_scope(self, self.layer[0])
+
+    def __call__(self, carry, index, told, contexts, wanted=None):
+        x, caches = carry
+        last = len(self.layer) - 1
+        for place, layer in enumerate(self.layer):
+            x, member = layer(
+                x, told, None if caches is None else caches.members[place], index,
+                None if contexts is None else contexts[place], wanted if place == last else None)
+            caches = None if caches is None else caches.at(place, member)
+        return (x, caches), None
 
 
-class Transformer(_Owner):
-    """Embedding, L scanned layers, final norm and head.
+class Transformer(Owner):
+    """Embedding, periods of layers, final norm and head.
 
     Attributes:
       config: the shape.
       dtype: computation dtype, None for the parameters' own.
-      remat: recompute each layer in the backward pass instead of storing its activations.
-      scan: whether the layers are stacked and scanned; it compiles one layer instead of L.
-      view: which attention set of a dual model runs, a key of `VIEWS`.
+      remat: recompute each period in the backward pass instead of storing its activations.
+      scan: whether the periods are stacked and scanned; it compiles one instead of all.
+      view: which attention set of a dual model runs, a key of `layers.VIEWS`.
+      attention_form: how every layer computes attention, see `nn.attention.attention`.
     """
 
     remat: bool = False
     scan: bool = True
     view: str = "ar"
+    attention_form: str = "auto"
 
-    def __call__(self, tokens, positions, visibility, cache=None, slots=None):
+    def __call__(self, tokens, told: Pass, cache=None, wanted=None):
         """Returns logits and the cache; touches every parameter, so `init` goes through here."""
-        hidden, cache = self.hidden(tokens, positions, visibility, cache, slots)
+        hidden, cache = self.hidden(tokens, told, cache, wanted)
         return self.head(hidden), cache
 
     def setup(self):
@@ -130,42 +78,62 @@ class Transformer(_Owner):
         if not c.tie_word_embeddings:
             self.lm_head = self.weight("lm_head", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
         self.final_norm = self.ones("final_norm", c.hidden_size)
-        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        optional_remat = lambda module: nn.remat(module, prevent_cse=False) if self.remat else module
         if not self.scan:
-            self.layers = [block(c, self.dtype, view=self.view) for _ in range(c.num_layers)]
+            layer = optional_remat(Layer)
+            self.layers = [layer(c, self.dtype, kind, self.view, self.attention_form)
+                           for kind in c.pattern * c.num_periods]
             return
         self.layers = nn.scan(
-            block,
+            optional_remat(Period),
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast, 0),
-            length=c.num_layers,
+            in_axes=(0, nn.broadcast, 0),
+            length=c.num_periods,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.dtype, view=self.view)
+        )(c, self.dtype, self.view, self.attention_form)
 
-    def hidden(self, tokens, positions, visibility, cache=None, slots=None):
-        """Returns (B, T, D) hidden states after the final norm, and the cache; see `types.Scorer.hidden`."""
+    def hidden(self, tokens, told: Pass, cache=None, wanted=None):
+        """Returns hidden states after the final norm, and the cache; see `scoring.Scorer.hidden`."""
         x = jnp.take(self.embed, tokens, axis=0)
         # a cache that is only read is an input of every layer, not a carry: the backward pass stores no copies of it
-        context, cache = (cache, None) if slots is None else (None, cache)
-        if self.scan:
-            layer = jnp.arange(self.config.num_layers)
-            (x, cache), _ = self.layers((x, cache), layer, positions, visibility, slots, context)
+        context, cache = (cache, None) if told.slots is None else (None, cache)
+        if not self.scan:
+            x, cache = self._unrolled(x, told, cache, context, wanted)
+        elif wanted is None or self.is_initializing():
+            members = None if context is None else context.members
+            (x, cache), _ = self.layers((x, cache), jnp.arange(self.config.num_periods), told, members)
         else:
-            caches = [None] * len(self.layers) if cache is None else list(cache)
-            for i, block in enumerate(self.layers):
-                own = None if context is None else jax.tree.map(lambda a: a[0], context[i])
-                (x, caches[i]), _ = block((x, caches[i]), 0, positions, visibility, slots, own)
-            cache = None if cache is None else tuple(caches)
+            x, cache = self._last_apart(x, told, cache, context, wanted)
         return rms_norm(x, self.final_norm, self.config.rms_norm_eps), cache if context is None else context
+
+    def _unrolled(self, x, told, cache, context, wanted):
+        for i, layer in enumerate(self.layers):
+            own = None if context is None else jax.tree.map(lambda a: a[0], context.members[i])
+            x, member = layer(x, told, None if cache is None else cache.members[i], 0, own,
+                              wanted if i + 1 == len(self.layers) else None)
+            cache = None if cache is None else cache.at(i, member)
+        return x, cache
+
+    def _last_apart(self, x, told, cache, context, wanted):
+        """Runs a scanned stack whose last period computes the wanted outputs only; not for gradients."""
+        c = self.config
+        stacked = self.variables["params"]["layers"]
+        period = Period(c, self.dtype, self.view, self.attention_form, parent=None)
+
+        def run(index, carry, wanted=None):
+            of = lambda tree: jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), tree)
+            members = None if context is None else of(context.members)
+            return period.apply({"params": of(stacked)}, carry, index, told, members, wanted)[0]
+
+        carry = jax.lax.fori_loop(0, c.num_periods - 1, run, (x, cache))
+        return run(c.num_periods - 1, carry, wanted)
 
     def head(self, hidden):
         """Returns (..., V) float32 logits of (..., D) hidden states."""
         table = self.embed if self.config.tie_word_embeddings else self.lm_head
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
-    def scorer(self, params):
-        """Returns the `types.Scorer` of these parameters; call it inside the function that is compiled."""
-        from dlm_jax.models.build import BoundScorer  # build imports this module
-
+    def scorer(self, params: Any):
+        """Returns the `scoring.Scorer` of these parameters; call it inside the function that is compiled."""
         return BoundScorer(self, params)

@@ -1,27 +1,22 @@
-"""Fixed-capacity key-value cache, stacked over layers.
+"""Fixed-capacity key-value cache of a stack of attention layers.
 
 An entry's place in the buffer, its logical position and its rank in the visibility rule are three different
 things. Entries may therefore be written in any order and never move: committing a token is a change of rank.
 
-A model whose layers are unrolled keeps one cache of L = 1 for each layer in a tuple; `gather_rows` and `grow` take
-either.
-
-Letters: L layers, B batch, S capacity in entries, T tokens, K KV heads, H head dim.
+Letters: L layers, B batch, S capacity in entries, T tokens, R rows, K KV heads, H head dim.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class KVCache:
-    """Keys (after norm and RoPE) and values of every layer, each (L, B, K, S, H).
+    """Keys (after norm and RoPE) and values of every layer, each (L, B, K, S, H); a `scoring.Cache`.
 
     Heads come before entries: an attention head then reads one contiguous (S, H) matrix, which is what matrix
     units and TPU tiles want.
@@ -34,6 +29,29 @@ class KVCache:
     def capacity(self) -> int:
         """S, the number of entries a row."""
         return self.keys.shape[3]
+
+    @property
+    def batch(self) -> int:
+        """B, the number of rows."""
+        return self.keys.shape[1]
+
+    def grow(self, capacity: int) -> "KVCache":
+        """See `scoring.Cache.grow`."""
+        longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, capacity - x.shape[3]), (0, 0)])
+        return jax.tree.map(longer, self)
+
+    def take(self, rows: Array) -> "KVCache":
+        """See `scoring.Cache.take`."""
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self)
+
+    def insert(self, rows: Array, other: "KVCache") -> "KVCache":
+        """See `scoring.Cache.insert`."""
+        return jax.tree.map(lambda mine, theirs: mine.at[:, rows].set(theirs), self, other)
+
+    def commit(self, accepted: Array) -> "KVCache":
+        """See `scoring.Cache.commit`: rank hides what was not accepted."""
+        del accepted
+        return self
 
 
 def init(layers: int, batch: int, capacity: int, kv_heads: int, head_dim: int, dtype=jnp.float32) -> KVCache:
@@ -92,48 +110,43 @@ def extended(layer: KVCache, keys: Array, values: Array) -> tuple[Array, Array]:
     return join(layer.keys, keys), join(layer.values, values)
 
 
-def append_slots(length: Array, tokens: int, valid: Array | None = None, capacity: int = 2**30) -> Array:
-    """Returns the (B, T) entries that follow the first `length` ones, `capacity` (discard) where not valid.
+@struct.dataclass
+class Caches:
+    """The caches of a stack whose layers are of several kinds, or each a module of its own; a `scoring.Cache`.
 
-    Args:
-      length: (B,) int32 entries in use.
-      tokens: T.
-      valid: (B, T) bool, or None for all.
-      capacity: S.
+    Attributes:
+      members: one cache for every place of a period, each with a leading axis of periods.
     """
-    slots = length[:, None] + jnp.arange(tokens, dtype=jnp.int32)
-    return slots if valid is None else jnp.where(valid, slots, capacity)
 
+    members: tuple
 
-def crop_rank(rank: Array, length: Array) -> Array:
-    """Hides entries from `length` on: a crop moves nothing, it takes away rank.
+    @property
+    def capacity(self) -> int:
+        """S, the number of entries a row."""
+        return self.members[0].capacity
 
-    Args:
-      rank: (B, S) int32 ranks.
-      length: (B,) int32 entries kept.
+    @property
+    def batch(self) -> int:
+        """B, the number of rows."""
+        return self.members[0].batch
 
-    Returns:
-      (B, S) ranks, -1 from `length` on.
-    """
-    return jnp.where(jnp.arange(rank.shape[1]) < length[:, None], rank, -1)
+    def grow(self, capacity: int) -> "Caches":
+        """See `scoring.Cache.grow`."""
+        return Caches(tuple(member.grow(capacity) for member in self.members))
 
+    def take(self, rows: Array) -> "Caches":
+        """See `scoring.Cache.take`."""
+        return Caches(tuple(member.take(rows) for member in self.members))
 
-def gather_rows(cache: KVCache, rows: Array) -> KVCache:
-    """Returns the cache of the chosen batch rows, in that order (repeats allowed).
+    def insert(self, rows: Array, other: "Caches") -> "Caches":
+        """See `scoring.Cache.insert`."""
+        pairs = zip(self.members, other.members, strict=True)
+        return Caches(tuple(mine.insert(rows, theirs) for mine, theirs in pairs))
 
-    Args:
-      cache: the cache.
-      rows: (R,) int32 row indices.
-    """
-    return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache)
+    def commit(self, accepted: Array) -> "Caches":
+        """See `scoring.Cache.commit`."""
+        return Caches(tuple(member.commit(accepted) for member in self.members))
 
-
-def grow(cache: KVCache, capacity: int) -> KVCache:
-    """Returns the cache with empty entries added at the end.
-
-    Args:
-      cache: the cache.
-      capacity: new S, at least the present one.
-    """
-    longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, capacity - x.shape[3]), (0, 0)])
-    return jax.tree.map(longer, cache)
+    def at(self, place: int, member) -> "Caches":
+        """Returns the caches with another one at a place."""
+        return Caches((*self.members[:place], member, *self.members[place + 1 :]))

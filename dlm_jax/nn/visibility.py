@@ -52,13 +52,16 @@ class Visibility:
     def queries(self, start: Array | int, length: int) -> "Visibility":
         """Returns the rule for `length` queries from `start` on, all keys kept."""
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1)
-        return dataclasses.replace(
-            self,
-            floor_q=cut(self.floor_q),
-            limit_q=cut(self.limit_q),
-            group_q=cut(self.group_q),
-            order_q=cut(self.order_q),
-        )
+        return self._of_queries(cut)
+
+    def take(self, index: Array) -> "Visibility":
+        """Returns the rule for the queries at (B, C) indices, all keys kept."""
+        return self._of_queries(lambda x: jnp.take_along_axis(jnp.broadcast_to(x, (index.shape[0], x.shape[1])), index,
+                                                              axis=1))
+
+    def _of_queries(self, change) -> "Visibility":
+        return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in (
+            "floor_q", "limit_q", "group_q", "order_q")})
 
 
 def by_rank(floor_q: Array, limit_q: Array, rank_k: Array) -> Visibility:

@@ -21,7 +21,7 @@ from jax import Array
 
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses, noise
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 WEIGHTINGS = ("schedule", "uniform")
 TIMES = ("block", "sequence")
@@ -166,7 +166,8 @@ def check(score: Scorer, config: Config) -> None:
 def rows_loss(score: Scorer, rows: Rows, config: Config) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of prepared rows and its metrics, all sums over rows; see `loss`."""
     check(score, config)
-    hidden, _ = score.hidden(*streams(rows, config))
+    tokens, positions, rule = streams(rows, config)
+    hidden, _ = score.hidden(tokens, Pass(positions, rule))
     nll = losses.head_nll(score, hidden[:, : rows.labels.shape[1]], rows.labels, config.head_chunk)
     total = losses.weighted(nll, rows.weights)["mdm"]
     return total, {"loss_mdm": total, "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE)}

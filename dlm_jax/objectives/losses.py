@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.nn import visibility
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 IGNORE = -100  # label of a token that predicts nothing
 DISTANCES = ("kl", "top_k_kl", "cross_entropy")
@@ -223,7 +223,7 @@ def rows_nll(
     Returns:
       (B, T) float32 negative log-likelihoods, 0 where nothing is predicted.
     """
-    hidden, _ = score.hidden(rows.tokens, rows.positions, rule(rows.valid))
+    hidden, _ = score.hidden(rows.tokens, Pass(rows.positions, rule(rows.valid)))
     return head_nll(score, aligned(hidden, shift), rows.labels, chunk)
 
 

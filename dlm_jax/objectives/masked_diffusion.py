@@ -21,7 +21,7 @@ from jax import Array
 
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses, noise
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Scorer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

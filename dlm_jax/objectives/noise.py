@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Scorer
 
 TARGETS = ("response", "all")
 PADDINGS = ("eos", "ignore")

@@ -27,7 +27,7 @@ from jax import Array
 
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Pass, Scorer
 
 ANCHORS = ("sequence", "response")
 
@@ -219,9 +219,9 @@ def views(score: Scorer, rows: Rows, config: Config) -> tuple[Array, Array]:
     B, T = rows.tokens.shape
     index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
     clean, cache = jax.lax.stop_gradient(
-        score.hidden(rows.tokens, index, visibility.causal(rows.valid), score.init_cache(B, T), index))
+        score.hidden(rows.tokens, Pass(index, visibility.causal(rows.valid), index), score.init_cache(B, T)))
     rule = visibility.orthrus_dual(rows.valid, rows.limit, config.block_size)
-    hidden, _ = score.view("diffusion").hidden(rows.blocks, rows.positions, rule, cache)
+    hidden, _ = score.view("diffusion").hidden(rows.blocks, Pass(rows.positions, rule), cache)
     return hidden, clean
 
 

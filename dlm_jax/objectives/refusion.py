@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.objectives import losses
-from dlm_jax.types import Scorer
+from dlm_jax.scoring import Scorer
 
 MASKINGS = ("paper", "released")
 NORMALISATIONS = ("paper", "released")

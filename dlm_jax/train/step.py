@@ -13,7 +13,6 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from dlm_jax import objectives
-from dlm_jax.models import build
 from dlm_jax.train import optimizer as optimizers
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig
@@ -96,13 +95,13 @@ def make_step(model: Any, config: TrainConfig, mesh: Mesh) -> Step:
     sharding.check_batch(config, mesh)
     objective, optimizer, rate = objectives.of(config.objective), optimizers.make(config), optimizers.schedule(config)
     if hasattr(objective, "check"):
-        objective.check(build.scorer(model, None), config.objective)
+        objective.check(model.scorer(None), config.objective)
     model = model.clone(dtype=jnp.dtype(config.compute_dtype), remat=config.remat)
     shardings = sharding.state(model, optimizer, config, mesh)
     pieces = config.grad_accumulation
 
     def loss(trainable, frozen, rows):
-        return objective.rows_loss(build.scorer(model, merge(trainable, frozen)), rows, config.objective)
+        return objective.rows_loss(model.scorer(merge(trainable, frozen)), rows, config.objective)
 
     def gradient(state, rows):
         one = jax.value_and_grad(loss, has_aux=True)

@@ -13,7 +13,7 @@ import dlm_jax
 from dlm_jax import decode
 from dlm_jax.data.pipeline import Pipeline
 from dlm_jax.evals import runner, tasks
-from dlm_jax.models import build
+from dlm_jax.models import build, convert
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.train.config import TrainConfig
 from dlm_jax.train.loop import fit
@@ -80,7 +80,7 @@ def adapted(model: Any, params: Params, body: str, logit_shift: int | None = Non
     if body == model.config.family:
         return model, params
     if body == "orthrus":
-        return build.init_from_ar(model, params)
+        return convert.init_from_ar(model, params)
     return build.build(model.config.replace(family=body, logit_shift=logit_shift)), params
 
 

@@ -46,7 +46,7 @@ def fitted(model, params, objective, trainable, steps, rate):
 
     @jax.jit
     def step(chosen, state, batch, key):
-        loss = lambda chosen: module.loss(build.scorer(model, merge(chosen, frozen)), batch, key, objective)[0]
+        loss = lambda chosen: module.loss(model.scorer(merge(chosen, frozen)), batch, key, objective)[0]
         updates, state = optimizer.update(jax.grad(loss)(chosen), state, chosen)
         return optax.apply_updates(chosen, updates), state
 

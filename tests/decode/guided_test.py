@@ -17,6 +17,7 @@ from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn import visibility as vis
+from dlm_jax.scoring import Pass
 from tests.decode.guided_reference import Reference
 
 V, EOS, MASK = 12, 1, 11
@@ -61,7 +62,7 @@ def plain(shift=1):
         rank = jnp.where(index < seen, 0, vis.NONE)
         inside = (index >= start) & (index < stop)
         see = vis.by_rank(jnp.zeros_like(index), jnp.where(inside, 0, vis.NONE), rank)
-        hidden, cache = score.hidden(tokens, index, see, cache, jnp.where(inside, index, 64))
+        hidden, cache = score.hidden(tokens, Pass(index, see, jnp.where(inside, index, 64)), cache)
         return score.head(hidden)[0], cache
 
     @jax.jit

@@ -13,6 +13,7 @@ from dlm_jax import decode
 from dlm_jax.decode import MaskedDiffusion, api, commit_rules, generate, loop, schedules, stream
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
+from dlm_jax.scoring import Pass
 from tests.decode import masked_reference as reference
 
 V, MASK, EOS = 64, 63, 1
@@ -78,7 +79,7 @@ def predictor(model, params, size=40):
     @jax.jit
     def forward(tokens, mask):
         score = model.scorer(params)
-        return score.head(score.hidden(tokens, jnp.arange(size)[None], mask)[0])
+        return score.head(score.hidden(tokens, Pass(jnp.arange(size)[None], mask))[0])
 
     def predict(ids, visible):
         tokens, mask = np.zeros((1, size), int), np.eye(size, dtype=bool)[None]

@@ -158,7 +158,7 @@ def exact_joint(model, params, prompt, **controls):
 
     triples = np.stack(np.meshgrid(*[np.arange(SMALL)] * FIRST, indexing="ij"), -1).reshape(-1, FIRST)
     rows = jnp.asarray(np.concatenate([np.tile(prompt, (len(triples), 1)), triples], axis=1), jnp.int32)
-    logits = build.scorer(model, params)(rows)[:, len(prompt) - 1 : -1]
+    logits = model.scorer(params)(rows)[:, len(prompt) - 1 : -1]
     chance = np.asarray(jax.nn.softmax(sampling.scaled(logits, **controls), axis=-1), np.float64)
     return np.prod(np.take_along_axis(chance, triples[..., None], -1)[..., 0], axis=1)
 

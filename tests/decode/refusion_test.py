@@ -7,6 +7,7 @@ import pytest
 
 from dlm_jax.decode import ReFusion, generate
 from dlm_jax.decode import refusion_rules as rules
+from dlm_jax.scoring import Pass
 from tests.decode.decode_test import MASK, V, peaked, prompts
 from tests.decode.refusion_reference import Reference
 
@@ -30,7 +31,7 @@ def test_equals_the_plain_reference(case):
 
     @jax.jit
     def forward(tokens, positions, mask):
-        hidden, _ = model.scorer(params).hidden(tokens, positions, mask)
+        hidden, _ = model.scorer(params).hidden(tokens, Pass(positions, mask))
         logits = model.scorer(params).head(hidden)
         return jax.nn.softmax(logits.at[..., MASK].set(-jnp.inf), axis=-1)  # a mask is no answer
 

@@ -27,7 +27,7 @@ def logp(family, masks, prompt=None, guidance=None):
     row[:, start:][masks] = MASK
 
     def logits(rows):
-        out = np.asarray(build.scorer(model, PARAMS[family])(jnp.asarray(rows, jnp.int32)), np.float64)
+        out = np.asarray(model.scorer(PARAMS[family])(jnp.asarray(rows, jnp.int32)), np.float64)
         return out[:, start - model.config.shift: start - model.config.shift + L]
 
     found = logits(row)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dlm_jax
+from dlm_jax.scoring import Pass
 from tests.decode.decode_test import EOS, MASK, peaked, prompts
 from tests.decode.refusion_reference import Reference
 
@@ -29,7 +30,7 @@ def main() -> None:
     @jax.jit
     def forward(tokens, positions, mask):
         score = model.scorer(params)
-        return jax.nn.softmax(score.head(score.hidden(tokens, positions, mask)[0]), axis=-1)
+        return jax.nn.softmax(score.head(score.hidden(tokens, Pass(positions, mask))[0]), axis=-1)
 
     def probabilities(tokens, positions, mask):
         size = len(tokens)

@@ -44,7 +44,7 @@ def test_equal_modules_share_one_compile():
 
     def score(model, params, tokens):
         traces.append(1)
-        return build.scorer(model, params)(tokens)
+        return model.scorer(params)(tokens)
 
     jitted = jax.jit(score, static_argnums=0)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_unrolled_layers_are_the_same_network():
     tokens = jnp.arange(14).reshape(2, 7)
     unrolled = build.unroll(model, params)
     assert build.abstract_params(unrolled[0]).keys() == unrolled[1].keys()
-    assert jnp.allclose(build.scorer(model, params)(tokens), build.scorer(*unrolled)(tokens), atol=1e-5)
+    assert jnp.allclose(model.scorer(params)(tokens), unrolled[0].scorer(unrolled[1])(tokens), atol=1e-5)
     with pytest.raises(ValueError, match="unrolled already"):
         build.unroll(*unrolled)
 

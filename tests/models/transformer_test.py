@@ -7,9 +7,10 @@ import pytest
 
 import dlm_jax
 from dlm_jax.models import build
-from dlm_jax.models.transformer import Block
+from dlm_jax.models.layers import Layer
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.norms import rms_norm
+from dlm_jax.scoring import Pass
 from tests.oracle import qwen3
 from tests.conftest import ROOT, random_params, tiny_config
 
@@ -104,7 +105,7 @@ def test_scanned_layers_equal_a_python_loop(family):
     x = params["embed"][tokens]
     for i in range(model.config.num_layers):
         layer = jax.tree.map(lambda p: p[i], params["layers"])
-        (x, _), _ = Block(model.config).apply({"params": layer}, (x, None), i, positions, rule, None)
+        x, _ = Layer(model.config).apply({"params": layer}, x, Pass(positions, rule), None, i)
     logits = rms_norm(x, params["final_norm"], model.config.rms_norm_eps) @ params["lm_head"].T
     np.testing.assert_allclose(dlm_jax.forward(model, params, tokens), logits, atol=1e-5)
 
@@ -114,7 +115,7 @@ def test_remat_changes_neither_loss_nor_gradient():
     tokens = draw_tokens()
 
     def loss(params, remat):
-        logits = build.scorer(build.build(config, remat=remat), params)(tokens)
+        logits = build.build(config, remat=remat).scorer(params)(tokens)
         return -jnp.mean(jax.nn.log_softmax(logits)[:, :-1, 5])
 
     plain, again = (jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, remat) for remat in (False, True))
@@ -138,12 +139,12 @@ def test_a_cache_filled_in_any_order_gives_the_same_logits(seed):
 
     @jax.jit
     def feed(piece, index, slots, cache):
-        score = build.scorer(model, params)
-        hidden, cache = score.hidden(piece, index, vis.by_rank(jnp.zeros_like(index), index, jnp.asarray(rank)), cache,
-                                     slots)
+        score = model.scorer(params)
+        hidden, cache = score.hidden(
+            piece, Pass(index, vis.by_rank(jnp.zeros_like(index), index, jnp.asarray(rank)), slots), cache)
         return score.head(hidden), cache
 
-    cache, out = build.scorer(model, params).init_cache(B, S), []
+    cache, out = model.scorer(params).init_cache(B, S), []
     for start, stop in [(0, 4), (4, 8), (8, 9), (9, 10), (10, 11)]:
         index = jnp.broadcast_to(jnp.arange(start, stop), (B, stop - start))
         logits, cache = feed(tokens[:, start:stop], index, jnp.asarray(slots[:, start:stop]), cache)
@@ -178,6 +179,6 @@ def test_computation_dtype_and_float32_logits():
     half = build.build(model.config, dtype=jnp.bfloat16)
     exact, rough = dlm_jax.forward(model, params, draw_tokens()), dlm_jax.forward(half, params, draw_tokens())
     assert exact.dtype == rough.dtype == jnp.float32
-    assert build.scorer(half, params).init_cache(1, 2).keys.dtype == jnp.bfloat16
+    assert half.scorer(params).init_cache(1, 2).members[0].keys.dtype == jnp.bfloat16
     difference = np.abs(exact - rough)
     assert 0 < difference.max() < 0.3 * np.abs(exact).max()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dlm_jax.nn import cache as kv
+from dlm_jax.scoring import Cache
 
 L, B, S, K, H = 3, 2, 9, 2, 4
 
@@ -49,27 +50,40 @@ def test_write_stores_in_the_cache_dtype():
     assert bool(jnp.any(cache.keys[1, :, :, 0] != 0))
 
 
-def test_append_slots_follow_each_row_and_skip_padding():
-    valid = jnp.array([[True, True, False], [True, False, False]])
-    np.testing.assert_array_equal(kv.append_slots(jnp.array([2, 5]), 3, valid, S), [[2, 3, S], [5, S, S]])
-    np.testing.assert_array_equal(kv.append_slots(jnp.array([0, 4]), 2), [[0, 1], [4, 5]])
-
-
-def test_crop_takes_rank_away_and_keeps_the_rest():
-    rank = jnp.array([[3, 1, 2, 0], [0, 1, 2, 3]])
-    np.testing.assert_array_equal(kv.crop_rank(rank, jnp.array([3, 0])), [[3, 1, 2, -1], [-1, -1, -1, -1]])
-
-
 def test_gather_rows_repeats_and_reorders():
     cache = kv.KVCache(*(jnp.arange(L * B * S * K * H, dtype=jnp.float32).reshape(L, B, K, S, H) + i for i in (0, 1)))
-    taken = kv.gather_rows(cache, jnp.array([1, 1, 0]))
+    taken = cache.take(jnp.array([1, 1, 0]))
     for field in ("keys", "values"):
         np.testing.assert_array_equal(getattr(taken, field), np.asarray(getattr(cache, field))[:, [1, 1, 0]])
 
 
 def test_grow_keeps_entries_and_adds_empty_ones():
     cache = kv.write(kv.init(L, B, S, K, H), 2, jnp.arange(S)[None].repeat(B, 0), *tokens(np.random.default_rng(0), S))
-    grown = kv.grow(cache, S + 3)
+    grown = cache.grow(S + 3)
     assert (cache.capacity, grown.capacity) == (S, S + 3)
     np.testing.assert_array_equal(grown.keys[:, :, :, :S], cache.keys)
     np.testing.assert_array_equal(grown.values[:, :, :, S:], 0.0)
+
+
+def test_inserted_rows_replace_those_rows_alone():
+    draw = np.random.default_rng(0)
+    one = lambda rows: jnp.asarray(draw.standard_normal((L, rows, K, S, H)), jnp.float32)
+    fill = lambda rows: kv.KVCache(one(rows), one(rows))
+    cache, other = fill(3), fill(2)
+    made = cache.insert(jnp.array([2, 0]), other)
+    for field in ("keys", "values"):
+        new, old, theirs = (np.asarray(getattr(c, field)) for c in (made, cache, other))
+        np.testing.assert_array_equal(new, np.stack([theirs[:, 1], old[:, 1], theirs[:, 0]], axis=1))
+
+
+def test_a_cache_of_several_keeps_the_contract():
+    draw = np.random.default_rng(1)
+    member = lambda: kv.KVCache(*(jnp.asarray(draw.standard_normal((L, B, K, S, H)), jnp.float32) for _ in range(2)))
+    both = kv.Caches((member(), member()))
+    assert isinstance(both, Cache) and isinstance(both.members[0], Cache)
+    assert (both.batch, both.capacity, both.grow(S + 2).capacity) == (B, S, S + 2)
+    rows = jnp.array([1])
+    made = both.insert(rows, both.take(jnp.array([0]))).commit(jnp.zeros(B, jnp.int32))
+    for mine, old in zip(made.members, both.members):
+        np.testing.assert_array_equal(mine.keys[:, 1], old.keys[:, 0])
+    assert made.at(0, both.members[1]).members[0] is both.members[1]

@@ -17,7 +17,7 @@ PARAMS = jax.jit(build.init_params, static_argnums=0)(MODEL, jax.random.key(0))
 
 @jax.jit
 def _loss(batch):
-    return autoregressive.loss(build.scorer(MODEL, PARAMS), batch, jax.random.key(0), autoregressive.Config())
+    return autoregressive.loss(MODEL.scorer(PARAMS), batch, jax.random.key(0), autoregressive.Config())
 
 
 def _batch(tokens=None):
@@ -38,7 +38,7 @@ def test_labels_are_the_next_supervised_tokens():
 def test_loss_is_the_mean_over_supervised_tokens():
     batch = _batch()
     got, metrics = _loss(batch)
-    logp = jax.jit(lambda t: jax.nn.log_softmax(build.scorer(MODEL, PARAMS)(t)))(batch["tokens"])
+    logp = jax.jit(lambda t: jax.nn.log_softmax(MODEL.scorer(PARAMS)(t)))(batch["tokens"])
     want = -np.mean([logp[0, 1, 2], logp[0, 2, 3], logp[0, 4, 5], logp[1, 2, 9]])
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert metrics["supervised_tokens"] == 4
@@ -55,7 +55,7 @@ def test_padding_does_not_change_the_loss():
 def test_nothing_supervised_gives_zero_loss_and_zero_gradient():
     batch = _batch() | {"loss_mask": jnp.zeros((2, 6), bool)}
     value, gradient = jax.jit(jax.value_and_grad(lambda p: autoregressive.loss(
-        build.scorer(MODEL, p), batch, jax.random.key(0), autoregressive.Config())[0]))(PARAMS)
+        MODEL.scorer(p), batch, jax.random.key(0), autoregressive.Config())[0]))(PARAMS)
     assert value == 0
     assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(gradient))
 

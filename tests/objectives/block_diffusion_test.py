@@ -64,7 +64,7 @@ def reference(batch, drawn, config):
 
 @functools.partial(jax.jit, static_argnums=2)
 def value_and_gradient(params, rows, config):
-    return jax.value_and_grad(lambda p: block_diffusion.rows_loss(build.scorer(MODEL, p), rows, config)[0])(params)
+    return jax.value_and_grad(lambda p: block_diffusion.rows_loss(MODEL.scorer(p), rows, config)[0])(params)
 
 
 @pytest.mark.parametrize("changes", [
@@ -120,7 +120,7 @@ def test_blocks_begin_where_the_response_does():
 def test_one_block_over_the_row_is_masked_diffusion():
     batch = make_batch(B=4, T=12)
     settings = dict(mask_id=MASK, eos_id=EOS, normalisation="sequence", padding="ignore")
-    score, key = build.scorer(MODEL, PARAMS), jax.random.key(5)
+    score, key = MODEL.scorer(PARAMS), jax.random.key(5)
     loss = lambda config: jax.jit(lambda: objectives.of(config).loss(score, batch, key, config)[0])()
     one = loss(block_diffusion.Config(block_size=12, align="row", **settings))
     other = loss(masked_diffusion.Config(eps=1e-3, **settings))
@@ -146,4 +146,4 @@ def test_bad_configurations_are_refused(changes, message):
 def test_models_that_cannot_denoise_blocks_are_refused(family, changes, message):
     model = build.build(tiny_config(family, **SIZES, **changes))
     with pytest.raises(ValueError, match=message):
-        block_diffusion.check(build.scorer(model, {}), make_config())
+        block_diffusion.check(model.scorer({}), make_config())

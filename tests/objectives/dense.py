@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm_jax.models import build
 from dlm_jax.objectives import noise
 
 DEGENERATE = ("nothing masked", "everything masked", "no response")
@@ -61,7 +60,7 @@ def _sum(model, params, tokens, masks, where):
     forward, output, label, weight = where
 
     def total(params):
-        logp = jax.nn.log_softmax(build.scorer(model, params)(tokens, None, masks))
+        logp = jax.nn.log_softmax(model.scorer(params)(tokens, None, masks))
         return -jnp.sum(weight * logp[forward, output, label])
 
     return jax.value_and_grad(total)(params)

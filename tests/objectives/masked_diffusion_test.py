@@ -60,7 +60,7 @@ def reference(name, batch, drawn, config):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def value_and_gradient(name, params, rows, config):
-    f = lambda p: masked_diffusion.rows_loss(build.scorer(MODELS[name], p), rows, config)[0]
+    f = lambda p: masked_diffusion.rows_loss(MODELS[name].scorer(p), rows, config)[0]
     return jax.value_and_grad(f)(params)
 
 
@@ -170,7 +170,7 @@ def test_random_lengths_cut_the_share_of_rows_that_is_asked_for():
 
 
 def test_a_causal_model_is_refused_with_the_fix():
-    score = build.scorer(MODELS["causal"], PARAMS["causal"])
+    score = MODELS["causal"].scorer(PARAMS["causal"])
     with pytest.raises(ValueError, match="'masked_diffusion' needs a bidirectional model.*to-diffusion"):
         masked_diffusion.loss(score, make_batch(), jax.random.key(0), make_config())
 
@@ -194,5 +194,5 @@ def test_bad_configurations_are_refused(changes, message):
 ])
 def test_ids_that_are_missing_or_outside_the_vocabulary_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        masked_diffusion.loss(build.scorer(MODELS["llada"], PARAMS["llada"]), make_batch(), jax.random.key(0),
+        masked_diffusion.loss(MODELS["llada"].scorer(PARAMS["llada"]), make_batch(), jax.random.key(0),
                               make_config(**changes))

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.models import build
+from dlm_jax.models import build, convert
 from dlm_jax.nn import visibility as vis
 from dlm_jax.objectives import losses, orthrus
+from dlm_jax.scoring import Pass
 from tests.conftest import random_params, tiny_config
 
 MASK = 96
@@ -32,7 +33,7 @@ def _config(**changes):
 
 
 def _score(params=PARAMS):
-    return build.scorer(MODEL, params)
+    return MODEL.scorer(params)
 
 
 sample = jax.jit(orthrus.sample_anchors, static_argnums=2)
@@ -45,13 +46,13 @@ def _one_block(params, tokens, anchor, K):
     teacher = jax.lax.dynamic_slice_in_dim(score(tokens[None])[0], anchor, K)
     # the clean tokens before the anchor, then the block, all of it visible
     causal = vis.by_rank(jnp.zeros_like(index), index, jnp.concatenate([index, none], axis=1))
-    _, cache = score.hidden(tokens[None], index, causal, score.init_cache(1, T + K), index)
+    _, cache = score.hidden(tokens[None], Pass(index, causal, index), score.init_cache(1, T + K))
     rank = jnp.where(index < anchor, index, vis.NONE)
     rank = jnp.concatenate([rank, jnp.full((1, K), T)], axis=1)
     rule = vis.by_rank(jnp.zeros((1, K), jnp.int32), jnp.full((1, K), T), rank)
     block = jnp.where(jnp.arange(K) == 0, tokens[anchor], MASK)[None]
     hidden, _ = score.view("diffusion").hidden(
-        block, anchor + jnp.arange(K)[None], rule, jax.lax.stop_gradient(cache), T + jnp.arange(K)[None])
+        block, Pass(anchor + jnp.arange(K)[None], rule, T + jnp.arange(K)[None]), jax.lax.stop_gradient(cache))
     return jax.lax.stop_gradient(teacher), score.head(hidden)[0]
 
 
@@ -128,11 +129,11 @@ def test_pieces_of_the_head_change_nothing():
 def test_the_teacher_is_the_autoregressive_model():
     model = build.build(tiny_config(num_layers=2))
     params = random_params(model)
-    dual, both = build.init_from_ar(model, params, mask_id=MASK)
+    dual, both = convert.init_from_ar(model, params, mask_id=MASK)
     config, batch = _config(), _batch([T])
     rows = orthrus.arrange(batch, jnp.asarray([[2, 7]]), config)
-    hidden, teacher = jax.jit(lambda p: orthrus.views(build.scorer(dual, p), rows, config))(both)
-    score = build.scorer(model, params)
+    hidden, teacher = jax.jit(lambda p: orthrus.views(dual.scorer(p), rows, config))(both)
+    score = model.scorer(params)
     assert hidden.shape == (1, 8, 32)
     np.testing.assert_allclose(*jax.jit(lambda h, t: (score.head(h), score(t)))(teacher, batch["tokens"]), atol=1e-5)
 
@@ -229,4 +230,4 @@ def test_what_cannot_be_trained_is_refused(changes, message):
 def test_a_model_without_a_second_view_is_refused():
     model = build.build(tiny_config())
     with pytest.raises(ValueError, match="no diffusion view.*to-orthrus"):
-        orthrus.loss(build.scorer(model, random_params(model)), _batch([T]), jax.random.key(0), _config())
+        orthrus.loss(model.scorer(random_params(model)), _batch([T]), jax.random.key(0), _config())

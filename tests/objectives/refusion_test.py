@@ -32,7 +32,7 @@ def _config(**changes):
 
 
 def _score(params=PARAMS):
-    return build.scorer(MODEL, params)
+    return MODEL.scorer(params)
 
 
 def _slots(batch, corruption):

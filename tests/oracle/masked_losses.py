@@ -10,7 +10,6 @@ import numpy as np
 
 import dlm_jax
 from dlm_jax.evals import likelihood
-from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
 from dlm_jax.objectives import block_diffusion, losses, noise
 from tests.oracle.masked import Folder, Outcome, close
@@ -44,9 +43,9 @@ def log_likelihood(folder: Folder, case: dict) -> Outcome:
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _two_streams(model, params, rows, config):
     """Returns the loss, its gradient, and the logits and dense mask of both streams."""
-    loss = lambda params: block_diffusion.rows_loss(build.scorer(model, params), rows, config)[0]
+    loss = lambda params: block_diffusion.rows_loss(model.scorer(params), rows, config)[0]
     tokens, positions, rule = block_diffusion.streams(rows, config)
-    return *jax.value_and_grad(loss)(params), build.scorer(model, params)(tokens, positions, rule), rule.dense()
+    return *jax.value_and_grad(loss)(params), model.scorer(params)(tokens, positions, rule), rule.dense()
 
 
 def bd3_loss(folder: Folder, case: dict) -> Outcome:

@@ -18,8 +18,8 @@ import numpy as np
 
 import dlm_jax
 from dlm_jax.decode import Orthrus, api, loop
-from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
+from dlm_jax.scoring import Pass
 
 
 def check_views(model, params, cases: dict[str, dict[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -39,15 +39,15 @@ def check_views(model, params, cases: dict[str, dict[str, np.ndarray]]) -> Itera
 @functools.partial(jax.jit, static_argnums=0)
 def _block(model, params, prefix, block, positions, proposed):
     """Returns the logits of both views of a block behind a prefix; the diffusion view only reads the cache."""
-    score, (B, P), n = build.scorer(model, params), prefix.shape, block.shape[1]
+    score, (B, P), n = model.scorer(params), prefix.shape, block.shape[1]
     index = jnp.broadcast_to(jnp.arange(P + n, dtype=jnp.int32), (B, P + n))
     before, own = index[:, :P], index[:, P:]
     cache = score.init_cache(B, P)
-    _, cache = score.hidden(prefix, before, vis.causal(jnp.ones((B, P), bool)), cache, before)
+    _, cache = score.hidden(prefix, Pass(before, vis.causal(jnp.ones((B, P), bool)), before), cache)
     view = score.view("diffusion")
-    hidden, _ = view.hidden(block, positions, vis.by_rank(own * 0, own * 0 + P + n, index), cache)
+    hidden, _ = view.hidden(block, Pass(positions, vis.by_rank(own * 0, own * 0 + P + n, index)), cache)
     drafted = view.head(hidden)
-    hidden, _ = score.hidden(proposed, positions, vis.by_rank(own * 0, own, index), cache)
+    hidden, _ = score.hidden(proposed, Pass(positions, vis.by_rank(own * 0, own, index)), cache)
     return drafted, score.head(hidden)
 
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm_jax.models import build
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import orthrus
 from tests.oracle.refusion_train import ATOL, GRADIENT_RTOL, LOGIT_RTOL, RTOL, as_stored
@@ -26,11 +25,11 @@ _SAMPLE = {"blocks": "block_ids", "positions": "position_ids", "limit": "causal_
 def _compute(model, params, rows, config):
     """Returns the dense mask, both views' logits, every KL, the mean over all offsets, and that over drafts with its
     gradient."""
-    score = build.scorer(model, params)
+    score = model.scorer(params)
     hidden, clean = orthrus.views(score, rows, config)
     mask = visibility.orthrus_dual(rows.valid, rows.limit, config.block_size).dense()
     whole = dataclasses.replace(config, last_offset=True)
-    loss = lambda params, config: orthrus.rows_loss(build.scorer(model, params), _taught(rows, config), config)[0]
+    loss = lambda params, config: orthrus.rows_loss(model.scorer(params), _taught(rows, config), config)[0]
     return (mask, score.head(hidden), score.head(clean), orthrus.compare(score, _taught(rows, whole), whole).kl,
             loss(params, whole), *jax.value_and_grad(loss)(params, config))
 

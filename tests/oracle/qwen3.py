@@ -19,8 +19,8 @@ import numpy as np
 
 import dlm_jax
 from dlm_jax.decode import Autoregressive
-from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
+from dlm_jax.scoring import Pass
 
 FIELDS = {"input_ids", "position_ids", "mask", "logits"}
 CACHED = re.compile(r"layer(\d+)_(keys|values)")
@@ -105,11 +105,11 @@ def run_cache(model, params, tokens, pieces, fields):
 
     @functools.partial(jax.jit, donate_argnums=1)
     def feed(params, cache, piece, index):
-        score = build.scorer(model, params)
-        hidden, cache = score.hidden(piece, index, vis.by_rank(jnp.zeros_like(index), index, rank), cache, index)
+        score = model.scorer(params)
+        hidden, cache = score.hidden(piece, Pass(index, vis.by_rank(jnp.zeros_like(index), index, rank), index), cache)
         return score.head(hidden), cache
 
-    cache = build.scorer(model, params).init_cache(batch, length)
+    cache = model.scorer(params).init_cache(batch, length)
     logits, start = [], 0
     for size in pieces:
         piece = jnp.asarray(tokens[:, start: start + size], jnp.int32)
@@ -122,7 +122,7 @@ def run_cache(model, params, tokens, pieces, fields):
         if field == "logits":
             got[field] = jnp.concatenate(logits, axis=1)
         elif match:
-            got[field] = getattr(cache, match[2])[int(match[1])]  # (B, K, S, H)
+            got[field] = getattr(cache.members[0], match[2])[int(match[1])]  # (B, K, S, H)
         else:
             raise ValueError(f"field not covered: {field}")
     return got

@@ -75,12 +75,12 @@ def _compute(model, params, batch, corruption, mask_id):
     rows = losses.Rows(inputs.tokens, inputs.positions, inputs.valid, inputs.labels, {})
 
     def total(params):
-        nll = losses.rows_nll(build.scorer(model, params), rows, chunk=512)
+        nll = losses.rows_nll(model.scorer(params), rows, chunk=512)
         term = refusion.reduce(nll, inputs, corruption, "released")
         return term["ar"] + term["mdm"], (nll, term)
 
     (value, (nll, term)), gradient = jax.value_and_grad(total, has_aux=True)(params)
-    logits = build.scorer(model, params)(rows.tokens, rows.positions, visibility.causal(rows.valid))
+    logits = model.scorer(params)(rows.tokens, rows.positions, visibility.causal(rows.valid))
     paper = {"weights": refusion.weights(inputs, corruption), "terms": refusion.reduce(nll, inputs, corruption)}
     return inputs, logits, nll, term | {"total": value}, paper, gradient
 

@@ -9,7 +9,7 @@ import pytest
 
 import dlm_jax
 from dlm_jax import decode
-from dlm_jax.models import build
+from dlm_jax.models import build, convert
 from dlm_jax.objectives import orthrus
 from dlm_jax.train import loop, sharding, step
 from dlm_jax.train.config import MeshConfig
@@ -22,7 +22,7 @@ ONE = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
 @functools.cache
 def _start():
     # weights large enough that the views disagree about more than rounding
-    model, params = build.init_from_ar(toy.MODEL, jax.tree.map(lambda x: 3 * x, toy.params()), mask_id=23)
+    model, params = convert.init_from_ar(toy.MODEL, jax.tree.map(lambda x: 3 * x, toy.params()), mask_id=23)
     return model, params
 
 
@@ -72,7 +72,7 @@ def test_a_trained_view_drafts_what_the_other_would_say(tmp_path):
     fit = lambda model, params, config, name: loop.fit(
         model, params, toy.Counting(), config, tmp_path / name, progress=False, devices=jax.devices()[:1])
     seed = fit(toy.MODEL, toy.params(), toy.config(steps=150, checkpoint_every=150, log_every=150), "seed")
-    dual, params = build.init_from_ar(toy.MODEL, seed.params, mask_id=23)
+    dual, params = convert.init_from_ar(toy.MODEL, seed.params, mask_id=23)
     result = fit(dual, params, _config(steps=80, checkpoint_every=80, log_every=80, epsilon=1e-8), "dual")
     first, last = result.history
     # a copy of the AR view is one token ahead already: it reads the anchor and what comes before

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.models import build
 from dlm_jax.train import sharding, step
 from dlm_jax.train.config import MeshConfig
 from tests.train import toy
@@ -83,7 +82,7 @@ def test_activations_keep_their_rows_on_the_devices_that_own_them():
     shardings, params, seen = (sharding.params(toy.MODEL, mesh), sharding.rows(mesh)), toy.params(), []
 
     def total(params, tokens):
-        out = build.scorer(toy.MODEL, params)(tokens)
+        out = toy.MODEL.scorer(params)(tokens)
         jax.debug.inspect_array_sharding(out, callback=seen.append)
         return jnp.sum(out)
 

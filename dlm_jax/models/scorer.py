@@ -1,0 +1,89 @@
+"""Joins a module and its parameters into the scorer that objectives and decoders receive."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.models.layers import MIXERS, VIEWS
+from dlm_jax.nn import visibility as vis
+from dlm_jax.nn.cache import Caches
+from dlm_jax.scoring import Pass
+from dlm_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundScorer:
+    """A `scoring.Scorer` made of a module and its parameters; build it inside the jitted function."""
+
+    model: Any
+    params: Params
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.config.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype the body computes in."""
+        return self.model.dtype or self.params["embed"].dtype
+
+    @property
+    def shift(self) -> int:
+        """See `scoring.Scorer.shift`."""
+        return self.model.config.shift
+
+    @property
+    def bidirectional(self) -> bool:
+        """See `scoring.Scorer.bidirectional`."""
+        return self.model.config.bidirectional
+
+    @property
+    def block_size(self) -> int | None:
+        """See `scoring.Scorer.block_size`."""
+        return self.model.config.block_size
+
+    def view(self, name: str) -> "BoundScorer":
+        """See `scoring.Scorer.view`.
+
+        Raises:
+          ValueError: an unknown view, or a second view of a model that has one.
+        """
+        if name not in VIEWS:
+            raise ValueError(f"view {name!r}: expected one of {sorted(VIEWS)}")
+        if name != "ar" and not self.model.config.dual:
+            raise ValueError(f"a {self.model.config.family} model has no {name} view: make a dual model of it first "
+                             "(dlm_jax.init_from_ar, or launch.convert_weights to-orthrus)")
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, view=name))
+
+    def hidden(self, tokens, told: Pass, cache=None, wanted=None):
+        """See `scoring.Scorer.hidden`."""
+        return self.model.apply({"params": self.params}, tokens, told, cache, wanted, method="hidden")
+
+    def head(self, hidden: Array) -> Array:
+        """See `scoring.Scorer.head`."""
+        return self.model.apply({"params": self.params}, hidden, method="head")
+
+    def init_cache(self, batch: int, capacity: int) -> Caches:
+        """See `scoring.Scorer.init_cache`; a member for every layer of a period, or of the whole stack if unrolled."""
+        c, of = self.model.config, self.params
+        kinds = c.pattern if self.model.scan else c.pattern * c.num_periods
+        if not self.model.scan:
+            layers = [of[f"layers_{i}"] for i in range(len(kinds))]
+        else:
+            layers = [of["layers"]] if len(kinds) == 1 else [of["layers"][f"layer_{i}"] for i in range(len(kinds))]
+        return Caches(tuple(
+            MIXERS[kind].init_cache(c, layer[kind], batch, capacity, self.dtype)
+            for kind, layer in zip(kinds, layers, strict=True)))
+
+    def __call__(self, tokens, positions=None, visibility=None) -> Array:
+        """See `scoring.Scorer.__call__`."""
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        if visibility is None:
+            visibility = (vis.bidirectional if self.bidirectional else vis.causal)(jnp.ones(tokens.shape, bool))
+        return self.head(self.hidden(tokens, Pass(positions, visibility))[0])

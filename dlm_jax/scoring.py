@@ -1,0 +1,116 @@
+"""What a model looks like to objectives and decoders, which never import one.
+
+Letters: B batch, T tokens, S cache entries, C wanted outputs, R chosen rows, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self, runtime_checkable
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from dlm_jax.nn.visibility import Visibility
+from dlm_jax.types import Params
+
+
+@struct.dataclass
+class Pass:
+    """What every layer is told of one forward.
+
+    Attributes:
+      positions: (B, T) int32 logical positions, the only thing RoPE sees.
+      visibility: which keys each of the T tokens sees: the T tokens themselves without a cache, its S entries with
+        one, the S entries followed by the T tokens where the cache is only read.
+      slots: (B, T) int32 cache entry that each token's key and value are written to; S discards it. None only reads
+        the cache, whatever the kinds of layers.
+      recurrence: schedule of recurrent layers (which tokens advance a state, where it begins anew, which state a token
+        starts from), None where every layer is attention.
+    """
+
+    positions: Array
+    visibility: Visibility
+    slots: Array | None = None
+    recurrence: Any = None
+
+    def take(self, wanted: Array) -> "Pass":
+        """Returns what the (B, C) tokens `wanted` are told as queries; keys stay as they are."""
+        return self.replace(positions=jnp.take_along_axis(self.positions, wanted, axis=1),
+                            visibility=self.visibility.take(wanted), slots=None)
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """What layers keep of earlier tokens, whatever they keep; pure, so every change is a new cache.
+
+    Entries are told apart by rank (`nn.visibility`), so attention needs no crop. A recurrent state has no entries: what
+    it holds of a pass is settled by `commit`.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """S, entries a row."""
+
+    @property
+    def batch(self) -> int:
+        """B, rows."""
+
+    def grow(self, capacity: int) -> Self:
+        """Returns the cache with empty entries added at the end, up to a capacity no smaller than the present one."""
+
+    def take(self, rows: Array) -> Self:
+        """Returns the cache of the (R,) int32 rows, in that order, repeats allowed."""
+
+    def insert(self, rows: Array, other: Self) -> Self:
+        """Returns the cache with the R rows of another of the same capacity in place of its own (R,) rows."""
+
+    def commit(self, accepted: Array) -> Self:
+        """Returns the cache that has read no more than the first (B,) int32 `accepted` tokens of the last pass.
+
+        0 rolls the pass back. Attention answers with itself: what is beyond is hidden by rank and overwritten later.
+        """
+
+
+class Scorer(Protocol):
+    """Pure functions with the parameters already bound."""
+
+    vocab_size: int
+    shift: int  # the output at index i predicts the token at i + shift; outputs are never moved
+    bidirectional: bool  # whether the family's own visibility is whole, or causal
+    block_size: int | None  # tokens of the blocks the model was trained on, None where unknown
+
+    def view(self, name: str) -> Scorer:
+        """Returns the scorer of a view of a dual model, "ar" (this one) or "diffusion"."""
+
+    def hidden(self, tokens: Array, told: Pass, cache: Cache | None = None, wanted: Array | None = None
+               ) -> tuple[Array, Cache | None]:
+        """Runs the body of the model.
+
+        Args:
+          tokens: (B, T) int32 token ids.
+          told: positions, visibility, slots.
+          cache: of capacity S, or None.
+          wanted: (B, C) int32 indices of the tokens whose outputs are computed in the last layer; None for all T.
+
+        Returns:
+          (B, T, D), or (B, C, D), hidden states after the final norm, and the updated cache (None without one).
+        """
+
+    def head(self, hidden: Array) -> Array:
+        """Maps (..., D) hidden states to (..., V) float32 logits."""
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Returns an empty cache of `capacity` entries a row."""
+
+    def __call__(self, tokens: Array, positions: Array | None = None, visibility: Visibility | None = None) -> Array:
+        """Returns (B, T, V) float32 logits; positions and visibility default to the family's own."""
+
+
+class Model(Protocol):
+    """A hashable description of a network; its parameters stand beside it."""
+
+    config: Any
+
+    def scorer(self, params: Params) -> Scorer:
+        """Binds parameters; call it inside the function that is compiled."""
