@@ -1,14 +1,23 @@
-"""Readers of conversation rows; every complaint names the file and the line."""
+"""Readers of conversation rows; every complaint names the file and the line.
+
+JSON is parsed here: `datasets` would infer types, which makes dates of texts that look like one, and forget the lines.
+"""
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dlm_jax.data import tables
+
+MAPPED = 1 << 28  # bytes; a longer JSONL file stays on disk
+_AT_ONCE = 1 << 12  # rows of a table that are Python objects at one time
 Parsed = TypeVar("Parsed")
 
 _ROLES = ("system", "user", "assistant")
@@ -186,27 +195,100 @@ def _objects(path: str | os.PathLike[str], text: str) -> Iterator[tuple[int, Any
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error.msg}); fix or remove the line") from None
+                yield number, _parsed(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """Reads every row of a JSONL file or of a .json file with one list; blank lines are skipped.
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}); fix or remove the line") from None
+
+
+class Rows(Sequence[Row]):
+    """The rows of a table, parsed whenever they are asked for; what they hold stays on disk."""
+
+    def __init__(self, table: Any, parse: Callable[[dict[str, Any]], Row | None], place: Callable[[int], str]):
+        """Parses every row once, and forgets them.
+
+        Args:
+          table: a `datasets.Dataset`.
+          parse: turns a row's columns into a `Row`, or into None to leave it out.
+          place: where a row of the table is, by its number from 0, in complaints.
+
+        Raises:
+          ValueError: a row that `parse` refuses (with its place).
+        """
+        self._table, self._parse, self._place, self._kept = table, parse, place, range(len(table))
+        kept = array.array("q")
+        for start in range(0, len(table), _AT_ONCE):
+            part = range(start, min(start + _AT_ONCE, len(table)))
+            kept.extend(number for number, row in zip(part, self[part.start:part.stop]) if row is not None)
+        self._kept = kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index):
+        if not isinstance(index, slice):
+            return self[index:][0] if index == -1 else self[index:index + 1][0]
+        found, numbers = [], self._kept[index]
+        for number, record in zip(numbers, tables.records(self._table, numbers) if len(numbers) else ()):
+            try:
+                found.append(self._parse(record))
+            except ValueError as error:
+                raise ValueError(f"{self._place(number)}: {error}") from None
+        return found
+
+    def __iter__(self) -> Iterator[Row]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self[start:start + _AT_ONCE]
+
+
+def read_rows(source: str | os.PathLike[str]) -> Sequence[Row]:
+    """Reads every row of a file, a directory or a dataset of the hub.
 
     Args:
-      path: the file, UTF-8.
+      source: a JSONL file, a .json file with one list, a .parquet, .arrow or .csv file, a directory of such files
+        or one that `datasets` saved, or a hub id: "owner/name", "owner/name:split" or "owner/name:config:split".
 
     Returns:
-      The rows in file order.
+      The rows in order; those of all but JSON and short JSONL files stay on disk until they are asked for.
 
     Raises:
-      ValueError: no such file, no rows in it, or a bad row (with its line number).
+      ValueError: nothing there, no rows in it, or a bad row (with its line where the format has lines).
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; give a JSONL or JSON file of rows")
-    rows = parse_file(path.read_bytes(), path, parse_row)
+    text = os.fspath(source)
+    path = Path(text).expanduser()
+    kinds = (".json", *tables.KINDS)
+    if path.is_file():
+        rows = _rows_of_file(path)
+    elif path.is_dir():
+        rows = _rows_of_table(tables.open_folder(path), lambda number: f"{text}: row {number + 1}")
+    elif tables.hub_id(text) and path.suffix not in kinds:
+        rows = _rows_of_table(tables.open_hub(text), lambda number: f"{text}: row {number + 1}")
+    else:
+        raise ValueError(f"{text}: no such file; give one of rows ({', '.join(kinds)}), a directory, or a hub id such "
+                         "as owner/name:split")
     if not rows:
-        raise ValueError(f"{path}:1: the file holds no rows; {_ACCEPTED}, one a line")
+        raise ValueError(f"{text}:1: the file holds no rows; {_ACCEPTED}, one a line")
     return rows
+
+
+def _rows_of_file(path: Path) -> Sequence[Row]:
+    if path.suffix == ".jsonl" and path.stat().st_size > MAPPED:
+        line = lambda record: parse_row(_parsed(record["text"])) if record["text"].strip() else None
+        return Rows(tables.open_file(path), line, lambda number: f"{path}:{number + 1}")
+    if path.suffix == ".csv":
+        return _rows_of_table(tables.open_file(path), lambda number: f"{path}:{tables.line_of(path, number)}")
+    if path.suffix in (".parquet", ".arrow"):
+        return _rows_of_table(tables.open_file(path), lambda number: f"{path}: row {number + 1}")
+    return parse_file(path.read_bytes(), path, parse_row)
+
+
+def _rows_of_table(table: Any, place: Callable[[int], str]) -> Rows:
+    # other columns may hold images; a table without a known one is refused with the names it has
+    known = [name for name in table.column_names if name in ("messages", *itertools.chain(*_PAIRS))]
+    return Rows(table.select_columns(known) if known else table, parse_row, place)
