@@ -8,6 +8,7 @@ the papers do, and in batches.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -35,7 +36,7 @@ class Answer:
 
     Attributes:
       question, text, expected: the user's words, the answer, the reference.
-      right: the judge's word.
+      right, by: the judge's word, and what found the result it judged, see `tasks.Verdict`.
       finished: whether it ended by itself within the room it had.
       tokens: committed, the end of sequence included.
       forwards: model forwards after prefill.
@@ -45,6 +46,7 @@ class Answer:
     text: str
     expected: str
     right: bool
+    by: str | None
     finished: bool
     tokens: int
     forwards: int
@@ -91,8 +93,8 @@ def evaluate(
       progress: called with the questions answered so far and their number, those answered again included.
 
     Returns:
-      A row of plain values (name, decoder, accuracy, counts, tokens per forward and per second, seconds) and
-      the answers one by one.
+      A row of plain values (name, decoder, accuracy, how many answers each extractor found, counts, tokens per
+      forward and per second, seconds) and the answers one by one.
     """
     start = time.perf_counter()
     prompts = [encode_prompt(tokenizer, row.prompt_messages) for row in task.rows]
@@ -111,9 +113,10 @@ def evaluate(
     answers = []
     for i, row in enumerate(task.rows):
         text = tokenizer.decode(out.tokens[i], skip_special_tokens=True)
+        right, by = task.judge(text, row)
         answers.append(Answer(
-            question=row.prompt_messages[-1]["content"], text=text, expected=row.response,
-            right=bool(task.judge(text, row)), finished=tokenizer.eos_token_id in out.tokens[i],
+            question=row.prompt_messages[-1]["content"], text=text, expected=row.response, right=right, by=by,
+            finished=tokenizer.eos_token_id in out.tokens[i],
             tokens=int(out.ledger.committed[i]), forwards=int(forwards[i])))
     tokens, steps = int(out.ledger.committed.sum()), int(forwards.sum())
     right = sum(answer.right for answer in answers)
@@ -124,6 +127,7 @@ def evaluate(
         "metric": task.metric,
         "accuracy": right / len(answers),
         "correct": right,
+        "extracted": dict(collections.Counter(answer.by or "nothing" for answer in answers)),
         "questions": len(answers),
         "unfinished": sum(not answer.finished for answer in answers),
         "tokens": tokens,

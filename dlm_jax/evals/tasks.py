@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
 
-from dlm_jax.data.sources import Row, final_answer
+from dlm_jax.data.sources import Row
+from dlm_jax.evals import extractors
+
+
+class Verdict(NamedTuple):
+    """A judge's word; true where the answer is right.
+
+    Attributes:
+      right: whether it is.
+      by: the extractor that found the answer's final result, None where none did.
+    """
+
+    right: bool
+    by: str | None
+
+    def __bool__(self) -> bool:
+        return self.right
 
 
 def same_answer(predicted: str | None, expected: str | None) -> bool:
@@ -18,33 +34,46 @@ def same_answer(predicted: str | None, expected: str | None) -> bool:
     """
     if predicted is None or expected is None:
         return False
-    left, right = (text.strip().strip("$%. ").replace(",", "") for text in (predicted, expected))
-    try:
-        return Decimal(left) == Decimal(right)
-    except InvalidOperation:
+    left, right = extractors.number(predicted), extractors.number(expected)
+    if left is not None and right is not None:
         return left == right
+    if extractors.choice(expected) is not None:
+        return extractors.choice(predicted) == extractors.choice(expected)
+    bare = lambda text: " ".join(extractors.plain(text).strip("$%. ").replace(",", "").split()).casefold()
+    return bare(predicted) == bare(expected)
 
 
-def exact_match(text: str, row: Row) -> bool:
-    """Judges an answer in GSM8K's format by what follows its last `####`.
+def final_result(names: Sequence[str] = extractors.DEFAULT) -> Callable[[str, Row], Verdict]:
+    """Returns the judge that compares an answer's final result with the reference's.
 
     Args:
-      text: the model's whole answer.
-      row: the question with its reference.
+      names: of the extractors to try, in order.
 
-    Source: Cobbe et al., "Training Verifiers to Solve Math Word Problems", Sec. 2.
+    Raises:
+      ValueError: an unknown name.
     """
-    return same_answer(final_answer(text), row.answer)
+    extractors.check(names)
+
+    def judge(text: str, row: Row) -> Verdict:
+        expected = extractors.reference(row.response, names)
+        found, by = extractors.extract(text, names, expected)
+        return Verdict(same_answer(found, expected), by)
+
+    return judge
 
 
-def same_text(text: str, row: Row) -> bool:
+# GSM8K's own rule: Cobbe et al., "Training Verifiers to Solve Math Word Problems", Sec. 2
+exact_match = final_result(("hash",))
+
+
+def same_text(text: str, row: Row) -> Verdict:
     """Judges an answer without a final result: it must repeat the reference, up to white space.
 
     Args:
       text: the model's whole answer.
       row: the question with its reference.
     """
-    return text.split() == row.response.split()
+    return Verdict(text.split() == row.response.split(), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,28 +83,31 @@ class Task:
     Attributes:
       name: what the table calls it.
       rows: the questions.
-      judge: (answer text, row) -> right or wrong.
+      judge: (answer text, row) -> right or wrong, and what found the result.
       metric: what the judge measures, in words.
     """
 
     name: str
     rows: Sequence[Row]
-    judge: Callable[[str, Row], bool]
+    judge: Callable[[str, Row], Verdict]
     metric: str
 
 
-def task_of(name: str, rows: Sequence[Row]) -> Task:
-    """Returns a task over rows, judged by `####` answers where every row has one, by the whole text otherwise.
+def task_of(name: str, rows: Sequence[Row], names: Sequence[str] = extractors.DEFAULT) -> Task:
+    """Returns a task over rows, judged by final results where every reference has one, by the whole text otherwise.
 
     Args:
       name: what the table calls it.
       rows: the held-out rows.
+      names: of the extractors to try on an answer, in order.
 
     Raises:
-      ValueError: no rows.
+      ValueError: no rows, or an unknown extractor.
     """
+    judge = final_result(names)
     if not rows:
         raise ValueError(f"task {name!r} has no rows; hold at least one back")
-    if all(row.answer is not None for row in rows):
-        return Task(name, tuple(rows), exact_match, "exact match of the number after ####")
-    return Task(name, tuple(rows), same_text, "exact match of the whole answer")
+    if any(extractors.reference(row.response, names) is None for row in rows):
+        return Task(name, tuple(rows), same_text, "exact match of the whole answer")
+    where = "number after ####" if tuple(names) == ("hash",) else f"result, sought by {', '.join(names)}"
+    return Task(name, tuple(rows), judge, f"exact match of the {where}")

@@ -86,7 +86,7 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
         models[training.name], trained[training.name] = stages.train(training, job, train_rows)
 
     head(f"answer {len(test_rows)} questions with {len(plan.SYSTEMS)} systems, up to {room} tokens each")
-    task = tasks.task_of("worked word problems" if data is None else data.name, test_rows)
+    task = tasks.task_of("worked word problems" if data is None else data.name, test_rows, ("hash",))
     answered = {}
     for system in plan.SYSTEMS:
         with console.status(f"{system.name} (compiling first)"):

@@ -53,6 +53,7 @@ def test_a_result_row_recounts_the_generation(model_and_params, name):
     assert row["tokens_per_forward"] == pytest.approx(row["tokens"] / steps)
     assert row["tokens_per_forward"] * row["forwards_per_token"] == pytest.approx(1)
     assert row["accuracy"] * len(ROWS) == row["correct"] == sum(a.right for a in answers)
+    assert row["extracted"] == {by or "nothing": [a.by for a in answers].count(by) for by in {a.by for a in answers}}
     assert row["unfinished"] == sum(1 not in out.tokens[0] for out in alone)
     assert row["timed"] == 3 and row["seconds"]["single"]["decode"] > 0 < row["seconds"]["batched"]["decode"]
     batched = row["seconds"]["batched"]
