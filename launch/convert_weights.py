@@ -91,8 +91,7 @@ def convert(args: argparse.Namespace) -> str:
     if args.command == "to-hf":
         keep = args.tokenizer or own_tokenizer(Path(args.source).expanduser())
         folders.check_sources(keep, None)
-        config, params = orbax_params.load(args.source, dtype=args.dtype, step=args.step)
-        params = conversion.in_one_dtype(params)
+        config, params = orbax_params.stream(args.source, dtype=args.dtype, step=args.step)
         if keep is None or not folders.has_tokenizer(keep):
             print(f"warning: {keep or args.source} has no tokenizer, so {args.out} gets none; "
                   "--tokenizer DIR names one", file=sys.stderr)

@@ -42,6 +42,17 @@ def digest(tree: Any) -> Array:
     return total
 
 
+def layer_chunks(tree: Any) -> Any:
+    """Returns how orbax is to store arrays: every layer of a stack apart, so that one is read without the others.
+
+    Args:
+      tree: arrays, those of stacked layers under a key "layers".
+    """
+    stacked = lambda path, leaf: leaf.ndim > 1 and any(getattr(key, "key", None) == "layers" for key in path)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: ocp.SaveArgs(shard_axes=(0,) if stacked(path, leaf) else ()), tree)
+
+
 class Checkpoints:
     """The checkpoints of one run, newest last."""
 
@@ -75,8 +86,8 @@ class Checkpoints:
           meta: JSON values to keep beside it, such as the configuration and the data position.
         """
         meta = {"user": meta, "digest": int(digest(state))}
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)), force=True)
+        state = ocp.args.StandardSave(state, save_args=layer_chunks(state))
+        self._manager.save(step, args=ocp.args.Composite(state=state, meta=ocp.args.JsonSave(meta)), force=True)
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """Reads one checkpoint onto the shardings of `like`, whatever mesh it was saved from.

@@ -83,14 +83,3 @@ def with_mask(config: TransformerConfig, params: Params, mask_id: int, fresh: bo
             table = jnp.concatenate([table, jnp.broadcast_to(mean, (size - old, table.shape[1]))])
             params[name] = table.at[mask_id].set(mean)
     return config.replace(vocab_size=size, mask_token_id=mask_id), params
-
-
-def in_one_dtype(params: Params) -> Params:
-    """Returns parameters in the dtype of the embedding, in which a checkpoint is computed.
-
-    A run that trains some parameters of a bfloat16 model keeps those in float32 and leaves the others as they are.
-
-    Args:
-      params: parameter tree.
-    """
-    return jax.tree.map(lambda x: x.astype(params["embed"].dtype), params)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.io import orbax_params, tensor_files
+from dlm_jax.io import checkpoints, orbax_params, tensor_files
 from dlm_jax.io.checkpoints import Checkpoints
 from dlm_jax.models import build
 from dlm_jax.train.state import TrainState, partition
@@ -54,6 +54,24 @@ def test_orbax_and_back_is_bit_identical(seed, tmp_path, capsys):
         assert json.loads((tmp_path / "back" / name).read_text()) == json.loads((seed / name).read_text())
     config, params = orbax_params.load(tmp_path / "orbax", dtype=jnp.bfloat16)
     assert_identical(params, dlm_jax.load(seed, dtype=jnp.bfloat16)[1])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_layers_are_read_one_by_one_where_they_are_stored_apart(seed, tmp_path, monkeypatch, apart):
+    if not apart:
+        monkeypatch.setattr(checkpoints, "layer_chunks", lambda tree: None)
+    assert run("to-orbax", seed, tmp_path / "orbax") == 0
+    _, params = orbax_params.stream(tmp_path / "orbax", dtype="bfloat16")
+    up, want = params["layers"]["mlp"]["up_proj"], dlm_jax.load(seed, dtype=jnp.bfloat16)[1]["layers"]["mlp"]["up_proj"]
+    assert (up.shape, up.dtype, up.size) == (want.shape, want.dtype, want.size)
+    for layer in (2, 0, 1):
+        np.testing.assert_array_equal(up[layer,], want[layer], strict=True)
+        assert up.memory.data.shape == ((1 if apart else 3), *want.shape[1:])
+    np.testing.assert_array_equal(np.asarray(up), want, strict=True)
+    assert up.memory.data is None
+    assert run("to-hf", tmp_path / "orbax", tmp_path / "back") == 0
+    ours, theirs = (tensor_files.read_folder(f) for f in (tmp_path / "back", seed))
+    assert ours.keys() == theirs.keys() and all(ours[k].tobytes() == theirs[k].tobytes() for k in ours)
 
 
 def test_orbax_arrays_load_into_shardings(seed, tmp_path):
