@@ -7,17 +7,17 @@ nobody has run the larger size.
 from configs import tiny
 from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
-from dlm_jax.objectives import block_diffusion
+from dlm_jax import objectives
 from dlm_jax.train.config import TrainConfig
 
 EXPERIMENTS = {
     "sft_8b": Experiment(
         model=QWEN3_8B.replace(family="a2d-qwen3", block_size=32), length=1024, epochs=3.0, train=TrainConfig(
-            objective=block_diffusion.Config(block_size=32), steps=10_000, batch_size=256, learning_rate=1e-5,
+            objective=objectives.BlockDiffusion(block_size=32), steps=10_000, batch_size=256, learning_rate=1e-5,
             warmup_steps=100, **POD)),
     "tiny": Experiment(
         model=tiny.MODEL.replace(family="a2d-qwen3", block_size=8), length=160,
-        train=tiny.train(block_diffusion.Config(block_size=8), 2e-3)),
+        train=tiny.train(objectives.BlockDiffusion(block_size=8), 2e-3)),
 }
 
 # in the names of `generate` and `decode.MaskedDiffusion`; the cache keeps finished blocks

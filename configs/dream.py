@@ -8,7 +8,7 @@ weighting by context (CART) is not here, and warm-up, schedule and epochs are ou
 from configs import tiny
 from configs.experiment import POD, Experiment
 from configs.flashdlm import GUIDERS
-from dlm_jax.objectives import masked_diffusion
+from dlm_jax import objectives
 from dlm_jax.train.config import TrainConfig
 
 DREAM_7B = GUIDERS["qwen2_5_7b"].replace(
@@ -18,12 +18,12 @@ DREAM_7B = GUIDERS["qwen2_5_7b"].replace(
 EXPERIMENTS = {
     "sft_7b": Experiment(
         model=DREAM_7B, length=2048, epochs=3.0, train=TrainConfig(
-            objective=masked_diffusion.Config(normalisation="token"),
+            objective=objectives.MaskedDiffusion(normalisation="token"),
             steps=9_375,  # 3 epochs of the paper's 1.8M pairs; `epochs` recomputes it for the rows there are
             batch_size=576, learning_rate=2e-6, warmup_steps=100, **POD)),
     "tiny": Experiment(
         model=tiny.MODEL.replace(family="a2d-qwen3", logit_shift=1), length=160,
-        train=tiny.train(masked_diffusion.Config(normalisation="token"), 2e-3)),
+        train=tiny.train(objectives.MaskedDiffusion(normalisation="token"), 2e-3)),
 }
 
 # in the names of `generate` and `decode.MaskedDiffusion`; a block_length of 0 is the whole answer

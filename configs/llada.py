@@ -8,8 +8,8 @@ one's model.
 
 from configs import tiny
 from configs.experiment import POD, Experiment
+from dlm_jax import objectives
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import masked_diffusion
 from dlm_jax.train.config import TrainConfig
 
 LLADA_8B = TransformerConfig(
@@ -18,23 +18,23 @@ LLADA_8B = TransformerConfig(
     eos_token_id=126081, pad_token_id=126081, mask_token_id=126336)
 
 
-def _train(objective: masked_diffusion.Config, **fields) -> TrainConfig:
+def _train(objective: objectives.MaskedDiffusion, **fields) -> TrainConfig:
     return TrainConfig(objective=objective, schedule="constant", weight_decay=0.1, **POD, **fields)
 
 
 EXPERIMENTS = {
     "pretrain_8b": Experiment(
         model=LLADA_8B, length=4096, train=_train(
-            masked_diffusion.Config(target="all", padding="ignore", random_length=0.01),
+            objectives.MaskedDiffusion(target="all", padding="ignore", random_length=0.01),
             steps=438_690, batch_size=1280, learning_rate=4e-4, warmup_steps=2000)),
     "sft_8b": Experiment(
         model=LLADA_8B, length=4096, epochs=3.0, train=_train(
-            masked_diffusion.Config(),
+            objectives.MaskedDiffusion(),
             steps=52_735,  # 3 epochs of the paper's 4.5M pairs; `epochs` recomputes it for the rows there are
             batch_size=256, learning_rate=2.5e-5, warmup_steps=50)),
     "tiny": Experiment(
         model=tiny.MODEL.replace(family="llada", tie_word_embeddings=False), length=160,
-        train=tiny.train(masked_diffusion.Config(), 2e-3)),
+        train=tiny.train(objectives.MaskedDiffusion(), 2e-3)),
 }
 
 # in the names of `generate` and `decode.MaskedDiffusion`

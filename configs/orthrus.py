@@ -10,7 +10,7 @@ names it. `MODELS` are the shapes.
 
 from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
-from dlm_jax.objectives import orthrus
+from dlm_jax import objectives
 from dlm_jax.train.config import TrainConfig
 
 _8B = QWEN3_8B.replace(family="orthrus", block_size=32)
@@ -25,7 +25,7 @@ _PAPER = Experiment(
     length=2048,
     epochs=2.0,
     train=TrainConfig(
-        objective=orthrus.Config(block_size=32, blocks=256),
+        objective=objectives.Orthrus(block_size=32, blocks=256),
         steps=18_750,  # 2 epochs of the paper's 600K rows; `epochs` recomputes it for the rows there are
         batch_size=64,
         learning_rate=1e-4,
@@ -36,6 +36,6 @@ _PAPER = Experiment(
 
 EXPERIMENTS = {name: _PAPER for name in MODELS} | {
     "tiny": Experiment(length=160, train=TrainConfig(
-        objective=orthrus.Config(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3,
+        objective=objectives.Orthrus(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3,
         warmup_steps=50, beta2=0.98, checkpoint_every=100)),
 }

@@ -1,8 +1,8 @@
 """ReFusion as its paper trained and evaluated it: training in B.1, decoding in Table 7."""
 
 from configs.experiment import POD, Experiment
+from dlm_jax import objectives
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import refusion
 from dlm_jax.train.config import TrainConfig
 
 QWEN3_8B = TransformerConfig(
@@ -18,7 +18,7 @@ EXPERIMENTS = {
         length=4096,
         epochs=4.0,
         train=TrainConfig(
-            objective=refusion.Config(slot_sizes=(4, 8, 16, 32), mdm_weight=1.0),
+            objective=objectives.ReFusion(slot_sizes=(4, 8, 16, 32), mdm_weight=1.0),
             steps=28_907,  # 4 epochs of the paper's 3.7M rows; `epochs` recomputes it for the rows there are
             batch_size=512,
             learning_rate=2e-5,

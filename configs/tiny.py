@@ -1,8 +1,8 @@
 """CPU-sized variants: the same code paths in seconds."""
 
 from configs.experiment import Experiment
+from dlm_jax import objectives
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import autoregressive, refusion
 from dlm_jax.train.config import TrainConfig
 
 # vocabulary and special ids are replaced by the tokenizer's
@@ -19,6 +19,6 @@ def train(objective, learning_rate: float) -> TrainConfig:
 
 
 EXPERIMENTS = {
-    "autoregressive": Experiment(model=MODEL, length=160, train=train(autoregressive.Config(), 3e-3)),
-    "refusion": Experiment(model=MODEL, length=160, train=train(refusion.Config(slot_sizes=(4, 8, 16, 32)), 2e-3)),
+    "autoregressive": Experiment(model=MODEL, length=160, train=train(objectives.Autoregressive(), 3e-3)),
+    "refusion": Experiment(model=MODEL, length=160, train=train(objectives.ReFusion(slot_sizes=(4, 8, 16, 32)), 2e-3)),
 }

@@ -118,7 +118,7 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
     """Returns the experiment with the model's mask and EOS ids, where its objective needs them and names none."""
     objective, known = experiment.train.objective, {}
     for name, here in (("mask_id", "mask_token_id"), ("eos_id", "eos_token_id")):
-        if getattr(objective, name, 0) is not None:
+        if name not in objective.ids or getattr(objective, name) is not None:
             continue
         known[name] = getattr(model.config, here)
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
@@ -132,7 +132,7 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
 
 def with_block(model: Any, objective: Any, length: int) -> Any:
     """Returns the module with the block size it is about to be trained on, where the objective has one."""
-    size = getattr(objective, "block_size", None)
+    size = objective.block_size
     if size is None:
         return model
     if size > length:

@@ -8,23 +8,23 @@ Letters: B batch, T tokens, C tokens of a chunk, D model width, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
 from dlm_jax.nn import visibility
+from dlm_jax.objectives.base import choice
 from dlm_jax.scoring import Pass, Scorer
 
 IGNORE = -100  # label of a token that predicts nothing
 DISTANCES = ("kl", "top_k_kl", "cross_entropy")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Rows:
     """What a token objective asks of the model; every array leads with B.
 
@@ -99,8 +99,7 @@ def _in_chunks(f: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
     return jax.tree.map(join, jax.lax.map(lambda piece: f(*piece), tuple(map(split, arrays))))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Distance:
     """How far a student's predictions are from a teacher's, token by token; all (B, T) float32.
 
@@ -140,8 +139,7 @@ def distance(
     Raises:
       ValueError: an unknown kind.
     """
-    if kind not in DISTANCES:
-        raise ValueError(f"distance {kind!r}: expected one of {DISTANCES}")
+    choice("distance", kind, DISTANCES)
     student, teacher = student.astype(jnp.float32) / temperature, teacher.astype(jnp.float32) / temperature
     log_q, log_p = jax.nn.log_softmax(student), jax.nn.log_softmax(teacher)
     kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
@@ -194,7 +192,7 @@ def head_distance(
         _in_chunks(one, chunk, constant, jax.lax.stop_gradient(teacher), labels))
     # zero in value, the slope in gradient
     linear = jnp.sum((hidden - constant).astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
-    return dataclasses.replace(found, loss=found.loss + linear)
+    return found.replace(loss=found.loss + linear)
 
 
 def aligned(outputs: Array, shift: int) -> Array:

@@ -10,12 +10,14 @@ Letters: B batch, T tokens.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
+from dlm_jax.objectives.base import Objective
 from dlm_jax.scoring import Scorer
 
 TARGETS = ("response", "all")
@@ -25,8 +27,52 @@ SCHEDULES = ("linear", "cosine")
 _TINY = 1e-6  # keeps -alpha' / (1 - alpha) finite at t = 0, as the released code does
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Denoising(Objective):
+    """What objectives of bidirectional denoisers have in common.
+
+    Attributes:
+      mask_id: id of the mask token; None stands for one not known yet, and cannot train.
+      eos_id: id of the end of sequence, which fills padding; None as for `mask_id`.
+      target: "response" (fine-tuning) or "all" (pre-training), see `supervise`.
+      padding: "eos" or "ignore", see `supervise`.
+      antithetic: spread times evenly over the batch, see `draw`.
+      normalisation: "sequence", "token" or "batch", see `scales`.
+    """
+
+    ids: ClassVar[tuple[str, ...]] = ("mask_id", "eos_id")
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "target": TARGETS, "padding": PADDINGS, "normalisation": NORMALISATIONS}
+    mask_id: int | None = None
+    eos_id: int | None = None
+    target: str = "response"
+    padding: str = "eos"
+    antithetic: bool = False
+    normalisation: str = "sequence"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mask_id is not None and self.mask_id == self.eos_id:
+            raise ValueError(f"mask_id = eos_id = {self.mask_id}: the mask must be another token than the end of "
+                             "sequence")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (*super().reads, *(("loss_mask",) if self.target == "response" else ()))
+
+    def check_ids(self) -> None:
+        super().check_ids()
+        if self.eos_id is None and self.padding == "eos":
+            raise ValueError("eos_id is None: give the id of the model's end of sequence, or padding='ignore'")
+
+    def check(self, score: Scorer) -> None:
+        super().check(score)
+        if not score.bidirectional:
+            raise ValueError(f"objective {self.name!r} needs a bidirectional model, but this one is causal: make one "
+                             "of its weights with `python -m launch.convert_weights to-diffusion`")
+
+
+@struct.dataclass
 class Noise:
     """The draws of a batch.
 
@@ -39,8 +85,7 @@ class Noise:
     uniform: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Supervision:
     """Rows before noise; every field is (B, T).
 
@@ -195,43 +240,3 @@ def scales(taught: Array, normalisation: str) -> Array:
         return jnp.broadcast_to(1.0 / jnp.maximum(jnp.sum(count), 1.0), count.shape)
     rows = jnp.full_like(count, 1.0 / count.shape[0])
     return rows / jnp.maximum(count, 1.0) if normalisation == "sequence" else rows
-
-
-def check_fields(config: Any, accepted: dict[str, tuple[str, ...]]) -> None:
-    """Raises ValueError for what no masked objective can be configured to.
-
-    Args:
-      config: with `mask_id`, `eos_id` and `head_chunk`.
-      accepted: the values of each field that names a choice.
-    """
-    for name in ("mask_id", "eos_id"):
-        value = getattr(config, name)
-        if value is not None and value < 0:
-            raise ValueError(f"{name} = {value}: expected the id of a token, 0 or more")
-    if config.mask_id is not None and config.mask_id == config.eos_id:
-        raise ValueError(f"mask_id = eos_id = {config.mask_id}: the mask must be another token than the end of "
-                         "sequence")
-    for name, values in accepted.items():
-        if getattr(config, name) not in values:
-            raise ValueError(f"{name} {getattr(config, name)!r}: expected one of {values}")
-    if config.head_chunk < 1:
-        raise ValueError(f"head_chunk = {config.head_chunk} tokens: expected at least 1")
-
-
-def check_ids(config: Any) -> None:
-    """Raises ValueError where an id that the objective needs is None."""
-    if config.mask_id is None:
-        raise ValueError("mask_id is None: give the id of the model's mask token")
-    if config.eos_id is None and config.padding == "eos":
-        raise ValueError("eos_id is None: give the id of the model's end of sequence, or padding='ignore'")
-
-
-def check_model(score: Scorer, config: Any) -> None:
-    """Raises ValueError for a model that cannot denoise, or that lacks the ids of the objective."""
-    if not score.bidirectional:
-        raise ValueError(f"objective {config.name!r} needs a bidirectional model, but this one is causal: make one of "
-                         "its weights with `python -m launch.convert_weights to-diffusion`")
-    for name in ("mask_id", "eos_id"):
-        value = getattr(config, name)
-        if value is not None and value >= score.vocab_size:
-            raise ValueError(f"{name} = {value} lies outside the vocabulary of {score.vocab_size} ids")

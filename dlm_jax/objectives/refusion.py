@@ -25,9 +25,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
 from dlm_jax.objectives import losses
+from dlm_jax.objectives.base import Objective, choice
 from dlm_jax.scoring import Scorer
 
 MASKINGS = ("paper", "released")
@@ -36,48 +38,61 @@ _FLOOR = 1e-3  # least masking probability of the released code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyperparameters, by the paper's names where it has them.
+class ReFusion(Objective):
+    """The hybrid objective on freshly corrupted rows; fields have the paper's names where it has them.
 
     Attributes:
       mask_id: id of [MASK]; None stands for one not known yet, and cannot train.
       slot_sizes: k, tokens; one is drawn per sample.
-      masking: "paper" masks floor(tK) slots of K; "released" masks each slot with probability
+      masking: "paper" masks floor(tK) slots of K, so never all of them; "released" masks each slot with probability
         (1 - 1e-3) t + 1e-3; t is uniform in [0, 1).
       normalisation: "paper" or "released"; see the module.
       mdm_weight: lambda of Eq. 3, unitless.
-      head_chunk: tokens a row whose logits are held at a time.
+
+    Source: ReFusion, Eq. 3.
     """
 
     name: ClassVar[str] = "refusion"
+    ids: ClassVar[tuple[str, ...]] = ("mask_id",)
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"masking": MASKINGS, "normalisation": NORMALISATIONS}
     mask_id: int | None = None
     slot_sizes: tuple[int, ...] = (4, 8, 16, 32)
     masking: str = "paper"
     normalisation: str = "paper"
     mdm_weight: float = 1.0
-    head_chunk: int = 512
 
     def __post_init__(self):
-        if self.mask_id is not None and self.mask_id < 0:
-            raise ValueError(f"mask_id = {self.mask_id}: expected the id of the mask token, 0 or more")
+        super().__post_init__()
         if not self.slot_sizes or min(self.slot_sizes) < 1:
             raise ValueError(f"slot_sizes = {self.slot_sizes}: expected one or more sizes of at least 1 token")
-        if self.masking not in MASKINGS:
-            raise ValueError(f"masking {self.masking!r}: expected one of {MASKINGS}")
         if not self.mdm_weight >= 0:
             raise ValueError(f"mdm_weight = {self.mdm_weight}: expected 0 or more")
-        if self.head_chunk < 1:
-            raise ValueError(f"head_chunk = {self.head_chunk} tokens: expected at least 1")
-        _check_normalisation(self.normalisation)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return *super().reads, "prompt_length"
+
+    def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
+        """Returns corrupted rows with the weights "ar" and "mdm"; an empty term of the loss has weight 0."""
+        self.check_batch(batch)
+        corruption = corrupt(key, batch, self)
+        inputs = arrange(batch, corruption, self.mask_id)
+        weight = weights(inputs, corruption, self.normalisation)
+        weight["ar"] = jnp.where(inputs.ar_mask, weight["ar"], 0.0)
+        return losses.Rows(inputs.tokens, inputs.positions, inputs.valid, inputs.labels, weight)
+
+    def rows_loss(self, score: Scorer, rows: losses.Rows) -> tuple[Array, dict[str, Array]]:
+        self.check(score)
+        term = losses.weighted(losses.rows_nll(score, rows, self.head_chunk), rows.weights)
+        return term["ar"] + self.mdm_weight * term["mdm"], {
+            "loss_ar": term["ar"],
+            "loss_mdm": term["mdm"],
+            "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE),
+            "masked_tokens": jnp.sum(rows.weights["mdm"] > 0),
+        }
 
 
-def _check_normalisation(name: str) -> None:
-    if name not in NORMALISATIONS:
-        raise ValueError(f"normalisation {name!r}: expected one of {NORMALISATIONS}")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Corruption:
     """What happens to each response.
 
@@ -94,8 +109,7 @@ class Corruption:
     slot_rank: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Inputs:
     """Model inputs and labels after corruption, in physical order.
 
@@ -129,22 +143,22 @@ def _random_rank(key: Array, chosen: Array) -> Array:
     return jnp.argsort(order).astype(jnp.int32)
 
 
-def corrupt(key: Array, batch: dict[str, Array], config: Config) -> Corruption:
+def corrupt(key: Array, batch: dict[str, Array], objective: ReFusion) -> Corruption:
     """Draws slot size, masked slots and the order of the clean ones, each row from its own key.
 
     Args:
       key: the step's key; row i uses `fold_in(key, example_id[i])`, so that neither its neighbours nor the
         number of devices change its corruption.
       batch: `tokens` (B, T), `prompt_length`, `length` and `example_id` (B,) int32.
-      config: hyperparameters.
+      objective: whose slot sizes and masking.
 
     Returns:
       The draws, with M = ceil(T / smallest slot size).
 
     Source: ReFusion, Sec. 4.3, steps (1) and (2).
     """
-    most = -(-batch["tokens"].shape[1] // min(config.slot_sizes))
-    sizes = jnp.asarray(config.slot_sizes, jnp.int32)
+    most = -(-batch["tokens"].shape[1] // min(objective.slot_sizes))
+    sizes = jnp.asarray(objective.slot_sizes, jnp.int32)
 
     def one(example_id, length):
         size_key, t_key, mask_key, order_key = jax.random.split(jax.random.fold_in(key, example_id), 4)
@@ -152,7 +166,7 @@ def corrupt(key: Array, batch: dict[str, Array], config: Config) -> Corruption:
         slots = -(-length // size)
         exists = jnp.arange(most) < slots
         t = jax.random.uniform(t_key)
-        if config.masking == "paper":
+        if objective.masking == "paper":
             masked_slots = jnp.floor(t * slots)
             masked = exists & (_random_rank(mask_key, exists) < masked_slots)
             p = masked_slots / jnp.maximum(slots, 1)
@@ -229,7 +243,7 @@ def weights(inputs: Inputs, corruption: Corruption, normalisation: str = "paper"
 
     Source: ReFusion, Eq. 1-2; the released code for "released".
     """
-    _check_normalisation(normalisation)
+    choice("normalisation", normalisation, NORMALISATIONS)
     B = inputs.tokens.shape[0]
     each = lambda mask, count: jnp.where(mask, 1.0 / (B * count[:, None].astype(jnp.float32)), 0.0)
     if normalisation == "paper":
@@ -260,56 +274,3 @@ def reduce(
       "ar" and "mdm", each () float32.
     """
     return losses.weighted(token_nll, weights(inputs, corruption, normalisation))
-
-
-def prepare(batch: dict[str, Array], key: Array, config: Config) -> losses.Rows:
-    """Corrupts and arranges a batch; an empty term of the loss gets weight 0.
-
-    Args:
-      batch: see `corrupt`.
-      key: the step's key.
-      config: hyperparameters.
-
-    Returns:
-      Rows with the weights "ar" and "mdm".
-
-    Raises:
-      ValueError: no mask id.
-    """
-    if config.mask_id is None:
-        raise ValueError("mask_id is None: give the id of the model's mask token")
-    corruption = corrupt(key, batch, config)
-    inputs = arrange(batch, corruption, config.mask_id)
-    weight = weights(inputs, corruption, config.normalisation)
-    weight["ar"] = jnp.where(inputs.ar_mask, weight["ar"], 0.0)
-    return losses.Rows(inputs.tokens, inputs.positions, inputs.valid, inputs.labels, weight)
-
-
-def rows_loss(score: Scorer, rows: losses.Rows, config: Config) -> tuple[Array, dict[str, Array]]:
-    """Returns the loss of prepared rows and its metrics, all sums over rows; see `loss`."""
-    if config.mask_id >= score.vocab_size:
-        raise ValueError(f"mask_id = {config.mask_id} lies outside the vocabulary of {score.vocab_size} ids")
-    term = losses.weighted(losses.rows_nll(score, rows, config.head_chunk), rows.weights)
-    return term["ar"] + config.mdm_weight * term["mdm"], {
-        "loss_ar": term["ar"],
-        "loss_mdm": term["mdm"],
-        "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE),
-        "masked_tokens": jnp.sum(rows.weights["mdm"] > 0),
-    }
-
-
-def loss(score: Scorer, batch: dict[str, Array], key: Array, config: Config) -> tuple[Array, dict[str, Array]]:
-    """The hybrid objective on freshly corrupted rows.
-
-    Args:
-      score: the model.
-      batch: see `corrupt`.
-      key: the base key folded with the step.
-      config: hyperparameters.
-
-    Returns:
-      () float32 loss in nats, and scalar metrics.
-
-    Source: ReFusion, Eq. 3.
-    """
-    return rows_loss(score, prepare(batch, key, config), config)

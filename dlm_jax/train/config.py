@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from dlm_jax import objectives
+from dlm_jax.objectives import OBJECTIVES, Objective
 
 SCHEDULES = ("cosine", "constant")
 DTYPES = ("float32", "bfloat16")
@@ -43,7 +43,7 @@ class TrainConfig:
     """A training run.
 
     Attributes:
-      objective: `Config` of a module in `dlm_jax.objectives`.
+      objective: what is minimised, see `dlm_jax.objectives`.
       steps: optimiser steps.
       batch_size: rows a step, over all devices and processes.
       grad_accumulation: equal pieces a batch is scored in, to save memory; the result is that of the whole batch.
@@ -64,7 +64,7 @@ class TrainConfig:
         None trains all, or those that the objective names.
     """
 
-    objective: Any
+    objective: Objective
     steps: int
     batch_size: int
     grad_accumulation: int = 1
@@ -86,7 +86,8 @@ class TrainConfig:
     trainable: str | None = None
 
     def __post_init__(self):
-        objectives.of(self.objective)
+        _require(isinstance(self.objective, Objective), "objective", self.objective,
+                 f"an object of {sorted(kind.__name__ for kind in OBJECTIVES.values())}, or another Objective")
         for name in ("steps", "batch_size", "grad_accumulation", "checkpoint_every", "keep", "log_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.batch_size % self.grad_accumulation == 0, "grad_accumulation", self.grad_accumulation,

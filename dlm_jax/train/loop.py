@@ -21,6 +21,7 @@ from tensorboardX import SummaryWriter
 
 from dlm_jax.io import folders
 from dlm_jax.io.checkpoints import Checkpoints
+from dlm_jax.objectives.base import require
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig, differences, plain, to_dict
 from dlm_jax.train.state import merge
@@ -124,19 +125,12 @@ def fit(
 
 def _check_model(model: Any, config: TrainConfig) -> None:
     """Raises ValueError where the objective's mask token cannot be one, or would move a frozen view."""
-    if model.config.dual and config.trainable is None and not hasattr(config.objective, "trainable"):
+    if model.config.dual and config.trainable is None and config.objective.trainable is None:
         raise ValueError(f"objective {config.objective.name!r} would train both views of a dual model; train the "
                          "autoregressive model before it is made dual, or name what to train in train.trainable")
-    if not hasattr(config.objective, "mask_id"):
-        return
-    mask, eos, size = config.objective.mask_id, model.config.eos_token_id, model.config.vocab_size
-    if mask is None:
-        raise ValueError("objective.mask_id is None: give the id of the model's mask token, such as "
-                         "model.config.mask_token_id")
-    if mask >= size:
-        raise ValueError(f"objective.mask_id = {mask} lies outside the vocabulary of {size} ids")
-    if mask == eos:
-        raise ValueError(f"objective.mask_id = {mask} is also the model's eos_token_id; they must differ")
+    eos = model.config.eos_token_id
+    if "mask_id" in config.objective.ids and config.objective.mask_id == eos is not None:
+        raise ValueError(f"objective.mask_id = {eos} is also the model's eos_token_id; they must differ")
 
 
 def _claim(run_dir: Path, described: dict[str, Any], resume: bool) -> Path:
@@ -190,6 +184,7 @@ def _place(
     batch: dict[str, np.ndarray], config: TrainConfig, vocab_size: int, mesh: jax.sharding.Mesh
 ) -> dict[str, jax.Array]:
     """Joins the rows of all processes into global arrays."""
+    require(batch, ("tokens", "length"), "the trainer")
     low, high = batch["tokens"].min(), batch["tokens"].max()
     if low < 0 or high >= vocab_size:  # a lookup on the device would silently take another row of the table
         raise ValueError(f"token id {low if low < 0 else high} lies outside the model's vocabulary of {vocab_size} "

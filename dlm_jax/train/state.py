@@ -70,7 +70,7 @@ def split(params: Params, config: TrainConfig) -> tuple[Params, Params]:
     Raises:
       ValueError: a pattern that matches nothing, or parameters that the objective leaves frozen.
     """
-    allowed = getattr(config.objective, "trainable", None)
+    allowed = config.objective.trainable
     if allowed is None:
         return partition(params, config.trainable)
     trainable, frozen = partition(params, config.trainable or allowed)

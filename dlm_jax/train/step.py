@@ -12,7 +12,6 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from dlm_jax import objectives
 from dlm_jax.train import optimizer as optimizers
 from dlm_jax.train import sharding
 from dlm_jax.train.config import TrainConfig
@@ -93,15 +92,14 @@ def make_step(model: Any, config: TrainConfig, mesh: Mesh) -> Step:
         trains nothing.
     """
     sharding.check_batch(config, mesh)
-    objective, optimizer, rate = objectives.of(config.objective), optimizers.make(config), optimizers.schedule(config)
-    if hasattr(objective, "check"):
-        objective.check(model.scorer(None), config.objective)
+    objective, optimizer, rate = config.objective, optimizers.make(config), optimizers.schedule(config)
+    objective.check(model.scorer(None))
     model = model.clone(dtype=jnp.dtype(config.compute_dtype), remat=config.remat)
     shardings = sharding.state(model, optimizer, config, mesh)
     pieces = config.grad_accumulation
 
     def loss(trainable, frozen, rows):
-        return objective.rows_loss(model.scorer(merge(trainable, frozen)), rows, config.objective)
+        return objective.rows_loss(model.scorer(merge(trainable, frozen)), rows)
 
     def gradient(state, rows):
         one = jax.value_and_grad(loss, has_aux=True)
@@ -120,7 +118,7 @@ def make_step(model: Any, config: TrainConfig, mesh: Mesh) -> Step:
     def step(state, batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         # the whole batch is prepared at once: weights are normalised over all of it
-        rows = objective.prepare(batch, key, config.objective)
+        rows = objective.prepare(batch, key)
         (value, metrics), grads = gradient(state, rows)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.trainable)
         metrics = metrics | {

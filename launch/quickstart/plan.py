@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from dlm_jax import objectives
 from dlm_jax import decode
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.objectives import autoregressive, block_diffusion, masked_diffusion, orthrus, refusion
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,21 +92,21 @@ MASK_ID, END_ID = map(tokenizers.SPECIAL.index, (tokenizers.MASK, tokenizers.END
 BLOCK = 8  # tokens
 
 TRAININGS = (
-    Training(name="seed", title="AR seed", family="AR", start=None, objective=autoregressive.Config()),
+    Training(name="seed", title="AR seed", family="AR", start=None, objective=objectives.Autoregressive()),
     # these answers are a few slots long: floor(tK) of them would never mask all, which is how decoding begins
     Training(name="refusion", title="ReFusion", family="ReFusion",
-             objective=refusion.Config(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
+             objective=objectives.ReFusion(mask_id=MASK_ID, slot_sizes=(8,), masking="released")),
     Training(name="orthrus", title="Orthrus", family="Orthrus", body="orthrus",
-             objective=orthrus.Config(mask_id=MASK_ID, block_size=BLOCK, blocks=8, anchors="response")),
+             objective=objectives.Orthrus(mask_id=MASK_ID, block_size=BLOCK, blocks=8, anchors="response")),
     # slowly: at the seed's own rate, so few steps lose its arithmetic and do not find it again
     Training(name="masked", title="Masked diffusion", family="Masked diffusion", body="a2d-qwen3", logit_shift=1,
-             objective=masked_diffusion.Config(mask_id=MASK_ID, eos_id=END_ID, antithetic=True, eps=0.05,
+             objective=objectives.MaskedDiffusion(mask_id=MASK_ID, eos_id=END_ID, antithetic=True, eps=0.05,
                                                block_length=BLOCK),
              learning_rate=1e-3),
     Training(name="block", title="Block diffusion", family="Block diffusion", body="a2d-qwen3",
-             objective=block_diffusion.Config(mask_id=MASK_ID, eos_id=END_ID, block_size=BLOCK, antithetic=True),
+             objective=objectives.BlockDiffusion(mask_id=MASK_ID, eos_id=END_ID, block_size=BLOCK, antithetic=True),
              learning_rate=1e-3),
-    Training(name="guide", title="Weak guide", family="AR", start=None, objective=autoregressive.Config()),
+    Training(name="guide", title="Weak guide", family="AR", start=None, objective=objectives.Autoregressive()),
 )
 
 

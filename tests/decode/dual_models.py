@@ -9,7 +9,7 @@ import optax
 
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import autoregressive, orthrus
+from dlm_jax.objectives import Autoregressive, Orthrus
 from dlm_jax.train.state import merge, partition
 
 V, MASK, EOS, LENGTH = 32, 31, 1, 24
@@ -40,13 +40,12 @@ def batch(number: int, rows: int = 32) -> dict[str, np.ndarray]:
 
 
 def fitted(model, params, objective, trainable, steps, rate):
-    module = {autoregressive.Config: autoregressive, orthrus.Config: orthrus}[type(objective)]
     chosen, frozen = partition(params, trainable)
     optimizer = optax.adam(rate)
 
     @jax.jit
     def step(chosen, state, batch, key):
-        loss = lambda chosen: module.loss(model.scorer(merge(chosen, frozen)), batch, key, objective)[0]
+        loss = lambda chosen: objective.loss(model.scorer(merge(chosen, frozen)), batch, key)[0]
         updates, state = optimizer.update(jax.grad(loss)(chosen), state, chosen)
         return optax.apply_updates(chosen, updates), state
 
@@ -61,9 +60,9 @@ def trained():
     """(model, params): an AR view that counts, and a diffusion view that has learnt to run ahead of it."""
     model = build.build(config())
     params = jax.jit(build.init_params, static_argnums=0)(model, jax.random.key(0))
-    params = fitted(model, params, autoregressive.Config(), "^(?!.*attention_diffusion)", 300, 5e-3)
+    params = fitted(model, params, Autoregressive(), "^(?!.*attention_diffusion)", 300, 5e-3)
     params["layers"]["attention_diffusion"] = jax.tree.map(jnp.copy, params["layers"]["attention"])
-    objective = orthrus.Config(mask_id=MASK, block_size=8, blocks=6)
+    objective = Orthrus(mask_id=MASK, block_size=8, blocks=6)
     return model, fitted(model, params, objective, objective.trainable, 300, 5e-3)
 
 

@@ -8,16 +8,17 @@ import pytest
 from dlm_jax import objectives
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import autoregressive, losses
+from dlm_jax.objectives import losses
 
 MODEL = build.build(TransformerConfig(
     vocab_size=20, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8))
+AR = objectives.Autoregressive()
 PARAMS = jax.jit(build.init_params, static_argnums=0)(MODEL, jax.random.key(0))
 
 
 @jax.jit
 def _loss(batch):
-    return autoregressive.loss(MODEL.scorer(PARAMS), batch, jax.random.key(0), autoregressive.Config())
+    return AR.loss(MODEL.scorer(PARAMS), batch, jax.random.key(0))
 
 
 def _batch(tokens=None):
@@ -28,7 +29,7 @@ def _batch(tokens=None):
 
 
 def test_labels_are_the_next_supervised_tokens():
-    rows = autoregressive.prepare(_batch(), jax.random.key(0), autoregressive.Config())
+    rows = AR.prepare(_batch(), jax.random.key(0))
     none = losses.IGNORE
     # row 1 has 4 valid tokens: what its mask says about padding does not count
     np.testing.assert_array_equal(rows.labels, [[none, 2, 3, none, 5, none], [none, none, 9, none, none, none]])
@@ -54,18 +55,12 @@ def test_padding_does_not_change_the_loss():
 
 def test_nothing_supervised_gives_zero_loss_and_zero_gradient():
     batch = _batch() | {"loss_mask": jnp.zeros((2, 6), bool)}
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: autoregressive.loss(
-        MODEL.scorer(p), batch, jax.random.key(0), autoregressive.Config())[0]))(PARAMS)
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: AR.loss(
+        MODEL.scorer(p), batch, jax.random.key(0))[0]))(PARAMS)
     assert value == 0
     assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(gradient))
 
 
-def test_an_unknown_objective_is_refused_with_the_accepted_ones():
-    assert objectives.of(autoregressive.Config()) is autoregressive
-    with pytest.raises(ValueError, match="autoregressive.*refusion"):
-        objectives.of("refusion")
-
-
 def test_a_head_chunk_below_one_is_refused():
     with pytest.raises(ValueError, match="head_chunk = 0"):
-        autoregressive.Config(head_chunk=0)
+        objectives.Autoregressive(head_chunk=0)

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax import objectives
 from dlm_jax.models import build
-from dlm_jax.objectives import block_diffusion, losses, masked_diffusion, noise
+from dlm_jax.objectives import BlockDiffusion, MaskedDiffusion, block_diffusion, losses, noise
 from tests.conftest import random_params, tiny_config
 from tests.objectives import dense
 from tests.objectives.dense import Spelled
@@ -20,26 +19,26 @@ PARAMS = random_params(MODEL)
 K = 4
 
 
-def make_config(**changes):
-    return block_diffusion.Config(**{"mask_id": MASK, "eos_id": EOS, "block_size": K, "head_chunk": 3} | changes)
+def make_objective(**changes):
+    return BlockDiffusion(**{"mask_id": MASK, "eos_id": EOS, "block_size": K, "head_chunk": 3} | changes)
 
 
-def rate_and_weight(config, t):
-    if config.schedule == "linear":
+def rate_and_weight(objective, t):
+    if objective.schedule == "linear":
         rate, slope = t, 1.0
     else:
         rate, slope = np.cos(np.pi / 2 * (1 - t)), np.pi / 2 * np.sin(np.pi / 2 * (1 - t))
-    return rate, 1.0 if config.weighting == "uniform" else slope / (rate + 1e-6)
+    return rate, 1.0 if objective.weighting == "uniform" else slope / (rate + 1e-6)
 
 
-def reference(batch, drawn, config):
+def reference(batch, drawn, objective):
     """One pass a block: [clean blocks before it, the noisy block], blocks causal, the last one scored."""
     tokens, B = np.array(batch["tokens"]), len(batch["tokens"])
     rows = []
     for row in range(B):
         start, end = int(batch["prompt_length"][row]), int(batch["length"][row])
-        begins = np.arange(start % K - K if config.align == "response" else 0, tokens.shape[1], K)  # of blocks
-        if config.padding == "eos":
+        begins = np.arange(start % K - K if objective.align == "response" else 0, tokens.shape[1], K)  # of blocks
+        if objective.padding == "eos":
             longest = next((b for b in begins if b >= max(batch["length"])), tokens.shape[1])
             tokens[row, end:longest] = EOS
             end = longest
@@ -50,21 +49,21 @@ def reference(batch, drawn, config):
             block = range(max(first, 0), min(first + K, end))
             if not block:
                 continue
-            rates = {i: rate_and_weight(config, float(drawn.time[row, i])) for i in block}
+            rates = {i: rate_and_weight(objective, float(drawn.time[row, i])) for i in block}
             masked = [i for i in block if i >= start and drawn.uniform[row, i] < rates[i][0]]
             seen = tokens[row, : block[-1] + 1].copy()
             seen[masked] = MASK
             of = np.searchsorted(begins, np.arange(len(seen)), side="right")
             here = spelled.forward(seen, of[None] <= of[:, None])
             for i in masked:
-                share = {"sequence": B * (end - start), "token": taught, "batch": B}[config.normalisation]
+                share = {"sequence": B * (end - start), "token": taught, "batch": B}[objective.normalisation]
                 spelled.predict(here, i, tokens[row, i], rates[i][1] / share)
     return spelled
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def value_and_gradient(params, rows, config):
-    return jax.value_and_grad(lambda p: block_diffusion.rows_loss(MODEL.scorer(p), rows, config)[0])(params)
+def value_and_gradient(params, rows, objective):
+    return jax.value_and_grad(lambda p: objective.rows_loss(MODEL.scorer(p), rows)[0])(params)
 
 
 @pytest.mark.parametrize("changes", [
@@ -72,22 +71,22 @@ def value_and_gradient(params, rows, config):
     dict(weighting="uniform", normalisation="batch", interval=(0.4, 0.9)), dict(padding="ignore"),
 ], ids=["default", "cosine", "clipped", "ragged"])
 def test_loss_and_gradient_are_those_of_one_pass_a_block(changes):
-    batch, config = make_batch(B=3, T=10), make_config(**changes)
+    batch, objective = make_batch(B=3, T=10), make_objective(**changes)
     key = jax.random.key(1)
-    rows = block_diffusion.prepare(batch, key, config)
-    block = jnp.maximum(rows.block, 0) if config.time == "block" else None  # the reference finds blocks by itself
-    drawn = noise.draw(key, batch["example_id"], 10, config.interval, block=block)
+    rows = objective.prepare(batch, key)
+    block = jnp.maximum(rows.block, 0) if objective.time == "block" else None  # the reference finds blocks by itself
+    drawn = noise.draw(key, batch["example_id"], 10, objective.interval, block=block)
     assert 0 < jnp.sum(rows.labels != losses.IGNORE)
-    want, gradient = reference(batch, drawn, config).value_and_gradient(MODEL, PARAMS)
-    got, mine = value_and_gradient(PARAMS, rows, config)
+    want, gradient = reference(batch, drawn, objective).value_and_gradient(MODEL, PARAMS)
+    got, mine = value_and_gradient(PARAMS, rows, objective)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * float(want)), mine, gradient)
 
 
 def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
-    batch, config = make_batch(B=64, T=40), make_config(interval=(0.3, 0.6))
-    rows = block_diffusion.prepare(batch, jax.random.key(0), config)
-    tokens, positions, rule = block_diffusion.streams(rows, config)
+    batch, objective = make_batch(B=64, T=40), make_objective(interval=(0.3, 0.6))
+    rows = objective.prepare(batch, jax.random.key(0))
+    tokens, positions, rule = block_diffusion.streams(rows, objective)
     masked = np.asarray(rows.labels) != losses.IGNORE
     np.testing.assert_array_equal(np.asarray(tokens[:, :40]) == MASK, masked)
     np.testing.assert_array_equal(tokens[:, 40:], rows.tokens)
@@ -101,14 +100,14 @@ def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
 
 @pytest.mark.parametrize("which", dense.DEGENERATE)
 def test_degenerate_rows_have_finite_loss_and_gradient(which):
-    config, batch = make_config(padding="ignore"), make_batch(B=2)
-    dense.check_degenerate(which, batch, config, lambda rows, drawn: value_and_gradient(
-        PARAMS, block_diffusion.arrange(rows, jnp.zeros_like(batch["tokens"]), drawn, config), config))
+    objective, batch = make_objective(padding="ignore"), make_batch(B=2)
+    dense.check_degenerate(which, batch, objective, lambda rows, drawn: value_and_gradient(
+        PARAMS, block_diffusion.arrange(rows, jnp.zeros_like(batch["tokens"]), drawn, objective), objective))
 
 
 def test_blocks_begin_where_the_response_does():
     batch = make_batch(B=64, T=30)
-    block = np.asarray(block_diffusion.prepare(batch, jax.random.key(0), make_config(block_size=5)).block)
+    block = np.asarray(make_objective(block_size=5).prepare(batch, jax.random.key(0)).block)
     for row, start in enumerate(np.asarray(batch["prompt_length"])):
         real = block[row][block[row] >= 0]
         assert real[0] == 0 and set(np.diff(real)) <= {0, 1}
@@ -121,9 +120,9 @@ def test_one_block_over_the_row_is_masked_diffusion():
     batch = make_batch(B=4, T=12)
     settings = dict(mask_id=MASK, eos_id=EOS, normalisation="sequence", padding="ignore")
     score, key = MODEL.scorer(PARAMS), jax.random.key(5)
-    loss = lambda config: jax.jit(lambda: objectives.of(config).loss(score, batch, key, config)[0])()
-    one = loss(block_diffusion.Config(block_size=12, align="row", **settings))
-    other = loss(masked_diffusion.Config(eps=1e-3, **settings))
+    loss = lambda objective: jax.jit(lambda: objective.loss(score, batch, key)[0])()
+    one = loss(BlockDiffusion(block_size=12, align="row", **settings))
+    other = loss(MaskedDiffusion(eps=1e-3, **settings))
     np.testing.assert_allclose(one, other, rtol=2e-4)  # 1 / (t + 1e-6) and 1 / t
 
 
@@ -136,7 +135,7 @@ def test_one_block_over_the_row_is_masked_diffusion():
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        make_config(**changes)
+        make_objective(**changes)
 
 
 @pytest.mark.parametrize("family, changes, message", [
@@ -146,4 +145,4 @@ def test_bad_configurations_are_refused(changes, message):
 def test_models_that_cannot_denoise_blocks_are_refused(family, changes, message):
     model = build.build(tiny_config(family, **SIZES, **changes))
     with pytest.raises(ValueError, match=message):
-        block_diffusion.check(model.scorer({}), make_config())
+        make_objective().check(model.scorer({}))

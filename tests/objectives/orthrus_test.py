@@ -9,7 +9,7 @@ import pytest
 
 from dlm_jax.models import build, convert
 from dlm_jax.nn import visibility as vis
-from dlm_jax.objectives import losses, orthrus
+from dlm_jax.objectives import Orthrus, losses, orthrus
 from dlm_jax.scoring import Pass
 from tests.conftest import random_params, tiny_config
 
@@ -28,8 +28,8 @@ def _batch(lengths, seed=0, T=T):
         "example_id": jnp.asarray(rng.permutation(1000)[: len(length)], jnp.int32)}
 
 
-def _config(**changes):
-    return orthrus.Config(**{"mask_id": MASK, "block_size": 4, "blocks": 3, "head_chunk": 5} | changes)
+def _objective(**changes):
+    return Orthrus(**{"mask_id": MASK, "block_size": 4, "blocks": 3, "head_chunk": 5} | changes)
 
 
 def _score(params=PARAMS):
@@ -56,24 +56,24 @@ def _one_block(params, tokens, anchor, K):
     return jax.lax.stop_gradient(teacher), score.head(hidden)[0]
 
 
-def _reference(diffusion, batch, anchors, config):
+def _reference(diffusion, batch, anchors, objective):
     """The loss of Sec. 3.2, block by block."""
     params = {**PARAMS, "layers": {**PARAMS["layers"], "attention_diffusion": diffusion}}
     terms, agreement, runs, overlap = [], [], [], []
     for tokens, length, row in zip(batch["tokens"], batch["length"], np.asarray(anchors)):
         for anchor in row[row >= 0]:
-            teacher, student = _one_block(params, tokens, anchor, config.block_size)
-            log_p, log_q = (jax.nn.log_softmax(x / config.temperature) for x in (teacher, student))
+            teacher, student = _one_block(params, tokens, anchor, objective.block_size)
+            log_p, log_q = (jax.nn.log_softmax(x / objective.temperature) for x in (teacher, student))
             same = np.argmax(teacher, -1) == np.argmax(jax.lax.stop_gradient(student), -1)
-            runs.append(np.cumprod(same[: config.block_size - 1]).sum())
-            for i in range(config.offsets):
-                if config.distance == "cross_entropy" and anchor + i + 1 == length:
+            runs.append(np.cumprod(same[: objective.block_size - 1]).sum())
+            for i in range(objective.offsets):
+                if objective.distance == "cross_entropy" and anchor + i + 1 == length:
                     continue  # the row ends: there is no next token
                 p = jnp.exp(log_p[i])
-                if config.distance == "kl":
+                if objective.distance == "kl":
                     terms.append(jnp.sum(p * (log_p[i] - log_q[i])))
-                elif config.distance == "top_k_kl":
-                    top = np.argsort(-np.asarray(p))[: config.top_k]
+                elif objective.distance == "top_k_kl":
+                    top = np.argsort(-np.asarray(p))[: objective.top_k]
                     kept = p[top] / jnp.sum(p[top])
                     terms.append(jnp.sum(kept * (jnp.log(kept) - log_q[i][top])))
                 else:
@@ -85,31 +85,31 @@ def _reference(diffusion, batch, anchors, config):
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _loss_and_gradient(params, batch, key, config):
-    return jax.value_and_grad(lambda p: orthrus.loss(_score(p), batch, key, config), has_aux=True)(params)
+def _loss_and_gradient(params, batch, key, objective):
+    return jax.value_and_grad(lambda p: objective.loss(_score(p), batch, key), has_aux=True)(params)
 
 
 @pytest.mark.parametrize("seed, changes", [
     (0, {}), (1, {"block_size": 6, "distance": "top_k_kl", "top_k": 3, "blocks": 20, "temperature": 2.0}),
     (1, {"block_size": 2, "distance": "cross_entropy", "last_offset": True, "head_chunk": 512})])
 def test_the_loss_is_that_of_plain_loops_in_value_and_gradient(seed, changes):
-    config, key = _config(**changes), jax.random.key(seed)
+    objective, key = _objective(**changes), jax.random.key(seed)
     batch = _batch([T, 1 + seed, np.random.default_rng(seed).integers(7, T)], seed)  # a whole row, one without room
-    anchors = sample(key, batch, config)
-    reference = lambda diffusion: _reference(diffusion, batch, anchors, config)
+    anchors = sample(key, batch, objective)
+    reference = lambda diffusion: _reference(diffusion, batch, anchors, objective)
     (want, measures), slope = jax.value_and_grad(reference, has_aux=True)(PARAMS["layers"]["attention_diffusion"])
-    (got, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, config)
+    (got, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, objective)
     np.testing.assert_allclose(got, want, rtol=2e-5)
     for name, value in measures.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
     assert metrics["blocks"] == np.sum(np.asarray(anchors) >= 0)
-    assert metrics["skipped_rows"] == (seed + 1 < config.block_size)
+    assert metrics["skipped_rows"] == (seed + 1 < objective.block_size)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
                  gradient["layers"].pop("attention_diffusion"), slope)
 
 
 def test_the_teacher_the_clean_keys_and_the_head_are_constants():
-    _, gradient = _loss_and_gradient(PARAMS, _batch([T, T, 9]), jax.random.key(0), _config())
+    _, gradient = _loss_and_gradient(PARAMS, _batch([T, T, 9]), jax.random.key(0), _objective())
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
         assert not np.any(gradient["layers"]["attention"][name]), name
         assert np.any(gradient["layers"]["attention_diffusion"][name]), name
@@ -118,8 +118,8 @@ def test_the_teacher_the_clean_keys_and_the_head_are_constants():
 
 def test_pieces_of_the_head_change_nothing():
     batch, key = _batch([T, 9, 2]), jax.random.key(1)
-    (one, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, _config(head_chunk=1))
-    (whole, same), other = _loss_and_gradient(PARAMS, batch, key, _config())
+    (one, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, _objective(head_chunk=1))
+    (whole, same), other = _loss_and_gradient(PARAMS, batch, key, _objective())
     np.testing.assert_allclose(one, whole, rtol=1e-6)
     for name in metrics:
         np.testing.assert_allclose(metrics[name], same[name], rtol=1e-5, err_msg=name)
@@ -130,9 +130,9 @@ def test_the_teacher_is_the_autoregressive_model():
     model = build.build(tiny_config(num_layers=2))
     params = random_params(model)
     dual, both = convert.init_from_ar(model, params, mask_id=MASK)
-    config, batch = _config(), _batch([T])
-    rows = orthrus.arrange(batch, jnp.asarray([[2, 7]]), config)
-    hidden, teacher = jax.jit(lambda p: orthrus.views(dual.scorer(p), rows, config))(both)
+    objective, batch = _objective(), _batch([T])
+    rows = orthrus.arrange(batch, jnp.asarray([[2, 7]]), objective)
+    hidden, teacher = jax.jit(lambda p: orthrus.views(dual.scorer(p), rows, objective))(both)
     score = model.scorer(params)
     assert hidden.shape == (1, 8, 32)
     np.testing.assert_allclose(*jax.jit(lambda h, t: (score.head(h), score(t)))(teacher, batch["tokens"]), atol=1e-5)
@@ -141,21 +141,21 @@ def test_the_teacher_is_the_autoregressive_model():
 @pytest.mark.parametrize("where", orthrus.ANCHORS)
 def test_anchors_fit_differ_and_ascend(where):
     lengths = np.random.default_rng(3).integers(1, T + 1, 64)
-    batch, config = _batch(lengths), _config(anchors=where, blocks=6)
-    drawn = np.asarray(sample(jax.random.key(3), batch, config))
+    batch, objective = _batch(lengths), _objective(anchors=where, blocks=6)
+    drawn = np.asarray(sample(jax.random.key(3), batch, objective))
     assert drawn.shape == (64, 6) and drawn.dtype == np.int32
     for row, length, prompt in zip(drawn, lengths, np.asarray(batch["prompt_length"])):
         first = prompt if where == "response" else 0
         used = row[row >= 0]
-        assert len(used) == min(6, max(0, length - config.block_size - first + 1))
+        assert len(used) == min(6, max(0, length - objective.block_size - first + 1))
         assert (np.diff(used) > 0).all() and (row[len(used):] == -1).all()
-        assert (used >= first).all() and (used + config.block_size <= length).all()
+        assert (used >= first).all() and (used + objective.block_size <= length).all()
     assert 0 < (drawn[:, 0] < 0).sum() < 64
 
 
 def test_anchors_are_uniform():
     batch = _batch(np.full(4096, T)) | {"example_id": jnp.arange(4096)}
-    drawn = np.asarray(sample(jax.random.key(4), batch, _config(blocks=2)))
+    drawn = np.asarray(sample(jax.random.key(4), batch, _objective(blocks=2)))
     possible = T - 4 + 1
     counts = np.bincount(drawn.ravel(), minlength=possible)
     expected = drawn.size / possible
@@ -164,37 +164,37 @@ def test_anchors_are_uniform():
 
 def test_anchors_follow_the_example_and_the_step_not_the_batch():
     batch = _batch(np.random.default_rng(5).integers(6, T + 1, 16))
-    whole = np.asarray(sample(jax.random.key(5), batch, _config()))
+    whole = np.asarray(sample(jax.random.key(5), batch, _objective()))
     part = jax.tree.map(lambda x: x[5:9][::-1], batch)
-    np.testing.assert_array_equal(sample(jax.random.key(5), part, _config()), whole[5:9][::-1])
-    assert (np.asarray(sample(jax.random.key(6), batch, _config())) != whole).any()
+    np.testing.assert_array_equal(sample(jax.random.key(5), part, _objective()), whole[5:9][::-1])
+    assert (np.asarray(sample(jax.random.key(6), batch, _objective())) != whole).any()
 
 
 def test_a_row_worked_by_hand():
     batch = {"tokens": jnp.asarray([[10, 11, 12, 13, 14, 15, 0]]), "length": jnp.asarray([6])}
-    got = orthrus.arrange(batch, jnp.asarray([[0, 3, -1]]), _config(block_size=3, last_offset=True))
+    got = orthrus.arrange(batch, jnp.asarray([[0, 3, -1]]), _objective(block_size=3, last_offset=True))
     np.testing.assert_array_equal(got.blocks, [[10, MASK, MASK, 13, MASK, MASK, 10, MASK, MASK]])
     np.testing.assert_array_equal(got.positions, [[0, 1, 2, 3, 4, 5, 0, 1, 2]])
     np.testing.assert_array_equal(got.limit, [[-1, -1, -1, 2, 2, 2, -1, -1, -1]])
     np.testing.assert_array_equal(got.labels[0, :2], [[11, 12, 13], [14, 15, losses.IGNORE]])
     np.testing.assert_allclose(got.weights[0], np.asarray([[1, 1, 1], [1, 1, 1], [0, 0, 0]]) / 6)
     np.testing.assert_allclose(got.share, [[0.5, 0.5, 0]])
-    hard = orthrus.arrange(batch, jnp.asarray([[0, 3, -1]]), _config(
+    hard = orthrus.arrange(batch, jnp.asarray([[0, 3, -1]]), _objective(
         block_size=3, last_offset=True, distance="cross_entropy"))
     np.testing.assert_allclose(hard.weights[0], np.asarray([[1, 1, 1], [1, 1, 0], [0, 0, 0]]) / 5, rtol=1e-6)
 
 
 def test_rows_too_short_for_a_block_are_counted_and_without_effect():
     batch, key = _batch([T, 3, 9]), jax.random.key(7)
-    (value, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, _config())
+    (value, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, _objective())
     batch["tokens"] = batch["tokens"].at[1].set(5)
-    (same, _), other = _loss_and_gradient(PARAMS, batch, key, _config())
+    (same, _), other = _loss_and_gradient(PARAMS, batch, key, _objective())
     assert metrics["skipped_rows"] == 1 and metrics["blocks"] == 6 and value == same
     jax.tree.map(np.testing.assert_array_equal, gradient, other)
 
 
 def test_a_batch_of_short_rows_alone_has_loss_and_gradient_zero():
-    (value, metrics), gradient = _loss_and_gradient(PARAMS, _batch([3, 1, 2]), jax.random.key(8), _config())
+    (value, metrics), gradient = _loss_and_gradient(PARAMS, _batch([3, 1, 2]), jax.random.key(8), _objective())
     assert value == 0 and metrics["skipped_rows"] == 3 and metrics["blocks"] == 0
     assert all(not np.any(g) for g in jax.tree.leaves(gradient))
 
@@ -202,8 +202,8 @@ def test_a_batch_of_short_rows_alone_has_loss_and_gradient_zero():
 def test_padding_is_never_read():
     batch, key = _batch([9, 11, 2]), jax.random.key(9)
     garbage = jnp.where(jnp.arange(T) < batch["length"][:, None], batch["tokens"], 5)
-    (one, _), _ = _loss_and_gradient(PARAMS, batch, key, _config())
-    (other, _), _ = _loss_and_gradient(PARAMS, batch | {"tokens": garbage}, key, _config())
+    (one, _), _ = _loss_and_gradient(PARAMS, batch, key, _objective())
+    (other, _), _ = _loss_and_gradient(PARAMS, batch | {"tokens": garbage}, key, _objective())
     assert one == other
 
 
@@ -215,7 +215,7 @@ def test_padding_is_never_read():
     ({"blocks": 0}, "blocks = 0"), ({"top_k": 0}, "top_k = 0"), ({"head_chunk": 0}, "head_chunk = 0")])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        _config(**changes)
+        _objective(**changes)
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -224,10 +224,10 @@ def test_bad_configurations_are_refused(changes, message):
     ({"distance": "top_k_kl", "top_k": 98}, "top_k = 98 exceeds the vocabulary of 97")])
 def test_what_cannot_be_trained_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        orthrus.loss(_score(), _batch([T]), jax.random.key(0), _config(**changes))
+        _objective(**changes).loss(_score(), _batch([T]), jax.random.key(0))
 
 
 def test_a_model_without_a_second_view_is_refused():
     model = build.build(tiny_config())
     with pytest.raises(ValueError, match="no diffusion view.*to-orthrus"):
-        orthrus.loss(model.scorer(random_params(model)), _batch([T]), jax.random.key(0), _config())
+        _objective().loss(model.scorer(random_params(model)), _batch([T]), jax.random.key(0))

@@ -9,7 +9,7 @@ import pytest
 
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import losses, refusion
+from dlm_jax.objectives import ReFusion, losses, refusion
 
 MASK = 19
 MODEL = build.build(TransformerConfig(
@@ -27,8 +27,8 @@ def _batch(B=64, T=40, seed=0):
         "example_id": jnp.asarray(rng.permutation(1000)[:B], jnp.int32)}
 
 
-def _config(**changes):
-    return refusion.Config(**{"mask_id": MASK, "slot_sizes": (4, 8, 16)} | changes)
+def _objective(**changes):
+    return ReFusion(**{"mask_id": MASK, "slot_sizes": (4, 8, 16)} | changes)
 
 
 def _score(params=PARAMS):
@@ -45,8 +45,8 @@ arrange = jax.jit(refusion.arrange, static_argnums=2)
 
 @pytest.mark.parametrize("masking", refusion.MASKINGS)
 def test_corruption_draws_what_it_says(masking):
-    batch, config = _batch(B=512), _config(masking=masking)
-    drawn = corrupt(jax.random.key(1), batch, config)
+    batch, objective = _batch(B=512), _objective(masking=masking)
+    drawn = corrupt(jax.random.key(1), batch, objective)
     slots, size = _slots(batch, drawn), np.asarray(drawn.slot_size)
     assert set(size) == {4, 8, 16}
     np.testing.assert_allclose([np.mean(size == k) for k in (4, 8, 16)], 1 / 3, atol=0.08)
@@ -71,7 +71,7 @@ def test_masked_slots_and_clean_orders_are_uniform():
     batch = {
         "tokens": jnp.zeros((B, 16), jnp.int32), "length": jnp.full(B, 16), "prompt_length": jnp.zeros(B, jnp.int32),
         "example_id": jnp.arange(B)}
-    drawn = corrupt(jax.random.key(2), batch, _config(slot_sizes=(4,)))
+    drawn = corrupt(jax.random.key(2), batch, _objective(slot_sizes=(4,)))
     counts = np.asarray(drawn.slot_masked).sum(1)
     # floor(4 t) is uniform on 0..3
     np.testing.assert_allclose(np.bincount(counts, minlength=4) / B, 0.25, atol=0.03)
@@ -84,17 +84,17 @@ def test_masked_slots_and_clean_orders_are_uniform():
 
 def test_a_row_is_corrupted_alike_in_any_batch_and_differently_by_step():
     batch = _batch()
-    whole = corrupt(jax.random.key(3), batch, _config())
+    whole = corrupt(jax.random.key(3), batch, _objective())
     part = jax.tree.map(lambda x: x[5:9][::-1], batch)
-    np.testing.assert_array_equal(corrupt(jax.random.key(3), part, _config()).slot_masked,
+    np.testing.assert_array_equal(corrupt(jax.random.key(3), part, _objective()).slot_masked,
                                   np.asarray(whole.slot_masked)[5:9][::-1])
-    assert (np.asarray(corrupt(jax.random.key(4), batch, _config()).slot_masked) != whole.slot_masked).any()
+    assert (np.asarray(corrupt(jax.random.key(4), batch, _objective()).slot_masked) != whole.slot_masked).any()
 
 
 @pytest.mark.parametrize("masking", refusion.MASKINGS)
 def test_arrangement_properties(masking):
-    batch, config = _batch(), _config(masking=masking)
-    drawn = corrupt(jax.random.key(5), batch, config)
+    batch, objective = _batch(), _objective(masking=masking)
+    drawn = corrupt(jax.random.key(5), batch, objective)
     got = arrange(batch, drawn, MASK)
     tokens = np.asarray(batch["tokens"])
     for row in range(len(tokens)):
@@ -144,7 +144,7 @@ def test_a_row_worked_by_hand():
 
 def test_weights_of_full_slots_sum_to_one_a_row():
     batch = _batch() | {"prompt_length": jnp.zeros(64, jnp.int32), "length": jnp.full(64, 32)}
-    drawn = corrupt(jax.random.key(6), batch, _config())
+    drawn = corrupt(jax.random.key(6), batch, _objective())
     got = arrange(batch, drawn, MASK)
     weight = refusion.weights(got, drawn)
     for term, slots in (("ar", got.clean_slots), ("mdm", got.masked_slots)):
@@ -152,12 +152,12 @@ def test_weights_of_full_slots_sum_to_one_a_row():
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _loss_and_gradient(params, batch, drawn, config):
+def _loss_and_gradient(params, batch, drawn, objective):
     """What the trainer sees of an explicit corruption."""
     original = refusion.corrupt
     try:
         refusion.corrupt = lambda *_: drawn
-        return jax.value_and_grad(lambda p: refusion.loss(_score(p), batch, jax.random.key(0), config)[0])(params)
+        return jax.value_and_grad(lambda p: objective.loss(_score(p), batch, jax.random.key(0))[0])(params)
     finally:
         refusion.corrupt = original
 
@@ -180,16 +180,16 @@ def test_empty_sets_give_finite_loss_and_gradient(normalisation, which):
         assert (term["ar"] == 0) == empty_ar
     assert (term["mdm"] == 0) == (which in ("none masked", "no response"))
 
-    config = _config(slot_sizes=(4,), masking="released", normalisation=normalisation)
-    value, gradient = _loss_and_gradient(PARAMS, batch, drawn, config)
+    objective = _objective(slot_sizes=(4,), masking="released", normalisation=normalisation)
+    value, gradient = _loss_and_gradient(PARAMS, batch, drawn, objective)
     assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
     assert (value == 0) == (which == "no response")
 
 
 def test_lambda_weighs_the_denoising_term():
     batch = _batch(B=8)
-    run = lambda weight: jax.jit(lambda p, b: refusion.loss(
-        _score(p), b, jax.random.key(7), _config(mdm_weight=weight)))(PARAMS, batch)
+    run = lambda weight: jax.jit(lambda p, b: _objective(mdm_weight=weight).loss(
+        _score(p), b, jax.random.key(7)))(PARAMS, batch)
     (one, metrics), (half, _) = run(1.0), run(0.5)
     np.testing.assert_allclose(one - half, 0.5 * metrics["loss_mdm"], rtol=1e-5)
     np.testing.assert_allclose(one, metrics["loss_ar"] + metrics["loss_mdm"], rtol=1e-6)
@@ -201,7 +201,7 @@ def test_batch_size_and_slot_sizes_share_one_compilation():
     @jax.jit
     def loss(params, batch, key):
         traces.append(1)
-        return refusion.loss(_score(params), batch, key, _config())[0]
+        return _objective().loss(_score(params), batch, key)[0]
 
     for seed in range(4):
         loss(PARAMS, _batch(B=4, seed=seed), jax.random.key(seed))
@@ -216,14 +216,14 @@ def test_batch_size_and_slot_sizes_share_one_compilation():
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        _config(**changes)
+        _objective(**changes)
 
 
 def test_a_mask_id_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="mask_id is None"):
-        refusion.loss(_score(), _batch(B=2), jax.random.key(0), _config(mask_id=None))
+        _objective(mask_id=None).loss(_score(), _batch(B=2), jax.random.key(0))
 
 
 def test_a_mask_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="mask_id = 20 lies outside the vocabulary of 20"):
-        refusion.loss(_score(), _batch(B=2), jax.random.key(0), _config(mask_id=20))
+        _objective(mask_id=20).loss(_score(), _batch(B=2), jax.random.key(0))

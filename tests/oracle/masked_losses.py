@@ -41,17 +41,17 @@ def log_likelihood(folder: Folder, case: dict) -> Outcome:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _two_streams(model, params, rows, config):
+def _two_streams(model, params, rows, objective):
     """Returns the loss, its gradient, and the logits and dense mask of both streams."""
-    loss = lambda params: block_diffusion.rows_loss(model.scorer(params), rows, config)[0]
-    tokens, positions, rule = block_diffusion.streams(rows, config)
+    loss = lambda params: objective.rows_loss(model.scorer(params), rows)[0]
+    tokens, positions, rule = block_diffusion.streams(rows, objective)
     return *jax.value_and_grad(loss)(params), model.scorer(params)(tokens, positions, rule), rule.dense()
 
 
 def bd3_loss(folder: Folder, case: dict) -> Outcome:
     """Compares what is masked, the two-stream mask and its logits, the loss and its gradient's norms."""
     (model, params), settings = folder.model, case["params"]
-    config = block_diffusion.Config(
+    objective = block_diffusion.BlockDiffusion(
         mask_id=settings["mask_id"], block_size=settings["block_size"], schedule=settings["scheduler"],
         weighting=WEIGHTINGS[settings["loss_weight_type"]], normalisation=settings["loss_norm_type"],
         interval=(settings["time_epsilon"], 1.0), time="sequence", padding="ignore")
@@ -59,10 +59,10 @@ def bd3_loss(folder: Folder, case: dict) -> Outcome:
     taught = jnp.asarray(folder.array(case, "labels") != losses.IGNORE)
     drawn = noise.Noise(jnp.broadcast_to(folder.array(case, "t")[:, None], tokens.shape),
                         jnp.asarray(folder.array(case, "mask_uniform")))
-    block = jnp.broadcast_to(jnp.arange(tokens.shape[1]) // config.block_size, tokens.shape)
+    block = jnp.broadcast_to(jnp.arange(tokens.shape[1]) // objective.block_size, tokens.shape)
     supervision = noise.Supervision(tokens, jnp.ones(tokens.shape, bool), taught)
-    rows = block_diffusion.arrange(supervision, block, drawn, config)
-    value, gradient, got, mask = jax.device_get(_two_streams(model, params, rows, config))
+    rows = block_diffusion.arrange(supervision, block, drawn, objective)
+    value, gradient, got, mask = jax.device_get(_two_streams(model, params, rows, objective))
     gradient = as_stored(gradient, model.config)
     same = lambda what, a, b: Outcome("" if np.array_equal(a, b) else f"{what} differs")
     found = [

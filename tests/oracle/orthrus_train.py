@@ -22,22 +22,22 @@ _SAMPLE = {"blocks": "block_ids", "positions": "position_ids", "limit": "causal_
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _compute(model, params, rows, config):
+def _compute(model, params, rows, objective):
     """Returns the dense mask, both views' logits, every KL, the mean over all offsets, and that over drafts with its
     gradient."""
     score = model.scorer(params)
-    hidden, clean = orthrus.views(score, rows, config)
-    mask = visibility.orthrus_dual(rows.valid, rows.limit, config.block_size).dense()
-    whole = dataclasses.replace(config, last_offset=True)
-    loss = lambda params, config: orthrus.rows_loss(model.scorer(params), _taught(rows, config), config)[0]
+    hidden, clean = orthrus.views(score, rows, objective)
+    mask = visibility.orthrus_dual(rows.valid, rows.limit, objective.block_size).dense()
+    whole = dataclasses.replace(objective, last_offset=True)
+    loss = lambda params, objective: objective.rows_loss(model.scorer(params), _taught(rows, objective))[0]
     return (mask, score.head(hidden), score.head(clean), orthrus.compare(score, _taught(rows, whole), whole).kl,
-            loss(params, whole), *jax.value_and_grad(loss)(params, config))
+            loss(params, whole), *jax.value_and_grad(loss)(params, objective))
 
 
-def _taught(rows: orthrus.Rows, config: orthrus.Config) -> orthrus.Rows:
+def _taught(rows: orthrus.Rows, objective: orthrus.Orthrus) -> orthrus.Rows:
     """Returns rows whose every offset of the configuration has the same weight."""
     B, J = rows.share.shape
-    even = jnp.full((B, J, config.offsets), 1.0 / (B * J * config.offsets))
+    even = jnp.full((B, J, objective.offsets), 1.0 / (B * J * objective.offsets))
     return dataclasses.replace(rows, weights=even, labels=even.astype(jnp.int32))
 
 
@@ -45,7 +45,7 @@ def run(model, params, facts: dict, cases: dict[str, dict[str, np.ndarray]], ato
         ) -> tuple[list[str], float, str]:
     """Runs both layouts; returns failures, the largest error of a logit or KL and a sentence."""
     failed, worst, checks = [], 0.0, 0
-    config = orthrus.Config(mask_id=facts["mask_token_id"], block_size=facts["block_size"], head_chunk=7)
+    objective = orthrus.Orthrus(mask_id=facts["mask_token_id"], block_size=facts["block_size"], head_chunk=7)
 
     def close(what, ours, theirs, rtol, atol=ATOL):
         nonlocal worst, checks
@@ -60,11 +60,11 @@ def run(model, params, facts: dict, cases: dict[str, dict[str, np.ndarray]], ato
         case, wanted = cases[name], facts[name]
         tokens = jnp.asarray(case["seq_ids"], jnp.int32)
         rows = orthrus.arrange({"tokens": tokens, "length": jnp.full(tokens.shape[0], wanted["ar_len"])},
-                               jnp.asarray(wanted["anchors"], jnp.int32), config)
+                               jnp.asarray(wanted["anchors"], jnp.int32), objective)
         if name == "dualB":
             rows = dataclasses.replace(rows, limit=jnp.asarray(case["causal_limit"], jnp.int32))
         mask, student, teacher, kl, over_all, over_drafts, gradient = jax.device_get(
-            _compute(model, params, rows, config))
+            _compute(model, params, rows, objective))
         exact = {ours: (getattr(rows, ours), case[theirs]) for ours, theirs in _SAMPLE.items()}
         for what, (ours, theirs) in (exact | {"mask": (mask, case["attn_mask"][:, 0])}).items():
             checks += 1

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dlm_jax.objectives import autoregressive, refusion
+from dlm_jax.objectives import Autoregressive, ReFusion
 from dlm_jax.train.config import MeshConfig, TrainConfig, differences, to_dict
 
-AR = autoregressive.Config()
+AR = Autoregressive()
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -19,7 +19,8 @@ AR = autoregressive.Config()
     ({"schedule": "linear"}, "'linear'.*cosine.*constant"), ({"weight_decay": -1.0}, "weight_decay"),
     ({"beta2": 1.0}, "beta2"), ({"epsilon": 0.0}, "epsilon"), ({"clip_norm": 0.0}, "clip_norm"),
     ({"compute_dtype": "float16"}, "'float16'.*float32.*bfloat16"), ({"seed": -1}, "seed"),
-    ({"trainable": "("}, "not a regular expression"), ({"objective": "refusion"}, "autoregressive.*refusion"),
+    ({"trainable": "("}, "not a regular expression"),
+    ({"objective": "refusion"}, "objective = 'refusion': expected.*Autoregressive.*ReFusion"),
 ])
 def test_bad_values_are_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -34,8 +35,8 @@ def test_bad_meshes_are_refused(sizes, message):
 
 
 def test_a_configuration_survives_json_and_differences_name_the_fields():
-    one = TrainConfig(objective=refusion.Config(mask_id=3), steps=10, batch_size=8)
-    other = TrainConfig(objective=refusion.Config(mask_id=4), steps=10, batch_size=8, mesh=MeshConfig(fsdp=2))
+    one = TrainConfig(objective=ReFusion(mask_id=3), steps=10, batch_size=8)
+    other = TrainConfig(objective=ReFusion(mask_id=4), steps=10, batch_size=8, mesh=MeshConfig(fsdp=2))
     assert json.loads(json.dumps(to_dict(one))) == to_dict(one)
     assert to_dict(one)["objective"]["name"] == "refusion"
     assert differences(to_dict(one), to_dict(one)) == []

@@ -10,12 +10,12 @@ import pytest
 import dlm_jax
 from dlm_jax import decode
 from dlm_jax.models import build, convert
-from dlm_jax.objectives import orthrus
+from dlm_jax.objectives import Orthrus
 from dlm_jax.train import loop, sharding, step
 from dlm_jax.train.config import MeshConfig
 from tests.train import toy
 
-ORTHRUS = orthrus.Config(mask_id=23, block_size=4, blocks=3, head_chunk=5)
+ORTHRUS = Orthrus(mask_id=23, block_size=4, blocks=3, head_chunk=5)
 ONE = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
 
 
@@ -118,7 +118,7 @@ def test_eight_devices_train_like_one(trained):
 
 
 @pytest.mark.parametrize("changes", [
-    {"grad_accumulation": 4}, {"remat": True}, {"objective": orthrus.Config(mask_id=23, block_size=4, blocks=3)}],
+    {"grad_accumulation": 4}, {"remat": True}, {"objective": Orthrus(mask_id=23, block_size=4, blocks=3)}],
     ids=["pieces of the batch", "remat", "whole head"])
 def test_what_saves_memory_changes_nothing(trained, changes):
     state, history = _train(**changes)

@@ -148,7 +148,7 @@ def test_a_kill_while_the_configuration_is_written_is_no_obstacle(tmp_path):
 
 
 def test_another_configuration_is_refused_by_field(whole):
-    changed = toy.KILLED | {"learning_rate": 0.5, "objective": toy.refusion.Config(mask_id=23, slot_sizes=(4,))}
+    changed = toy.KILLED | {"learning_rate": 0.5, "objective": toy.ReFusion(mask_id=23, slot_sizes=(4,))}
     with pytest.raises(ValueError, match=r"train.learning_rate: 0.01 -> 0.5; train.objective.slot_sizes: \[2, 4\]"):
         toy.run(whole[0], resume=True, **changed)
     # the checkpoints know it too, should the file be lost
@@ -181,7 +181,7 @@ def test_a_pipeline_of_another_batch_size_is_refused(tmp_path):
 def test_mask_ids_that_cannot_work_are_refused_before_any_compile(tmp_path, mask_id, message):
     model = toy.build.build(toy.MODEL.config.replace(eos_token_id=5))
     with pytest.raises(ValueError, match=message):
-        loop.fit(model, None, None, toy.config(objective=toy.refusion.Config(mask_id=mask_id)), tmp_path / "run")
+        loop.fit(model, None, None, toy.config(objective=toy.ReFusion(mask_id=mask_id)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

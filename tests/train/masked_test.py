@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from dlm_jax.models import build
-from dlm_jax.objectives import block_diffusion, masked_diffusion
+from dlm_jax.objectives import BlockDiffusion, MaskedDiffusion
 from dlm_jax.train import loop, sharding, step
 from dlm_jax.train.config import MeshConfig
 from tests.train import toy
 
 MODEL = build.build(toy.MODEL.config.replace(family="a2d-qwen3"))
-OBJECTIVES = [masked_diffusion.Config(mask_id=23, eos_id=17, antithetic=True),
-              block_diffusion.Config(mask_id=23, eos_id=17, block_size=4)]
+OBJECTIVES = [MaskedDiffusion(mask_id=23, eos_id=17, antithetic=True),
+              BlockDiffusion(mask_id=23, eos_id=17, block_size=4)]
 
 
 def _train(config, devices, steps=2):
@@ -38,7 +38,7 @@ def test_eight_devices_in_two_pieces_train_like_one(objective):
 @pytest.mark.parametrize("model, objective, message", [
     (toy.MODEL, OBJECTIVES[0], "needs a bidirectional model"),
     (build.build(MODEL.config.replace(logit_shift=1)), OBJECTIVES[1], "shifted by 1"),
-    (MODEL, masked_diffusion.Config(mask_id=23), "eos_id is None"),
+    (MODEL, MaskedDiffusion(mask_id=23), "eos_id is None"),
 ])
 def test_a_model_that_the_objective_cannot_train_is_refused_at_once(tmp_path, model, objective, message):
     with pytest.raises(ValueError, match=message):

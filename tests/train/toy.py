@@ -8,14 +8,14 @@ import numpy as np
 
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.objectives import autoregressive, refusion
+from dlm_jax.objectives import Autoregressive, ReFusion
 from dlm_jax.train.config import MeshConfig, TrainConfig
 from dlm_jax.train.loop import fit
 
 MODEL = build.build(TransformerConfig(
     vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8))
-AR = autoregressive.Config()
-REFUSION = refusion.Config(mask_id=23, slot_sizes=(2, 4))
+AR = Autoregressive()
+REFUSION = ReFusion(mask_id=23, slot_sizes=(2, 4))
 
 
 def params(seed: int = 0):
