@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dlm_jax import objectives
-from dlm_jax import decode
+from dlm_jax import decode, objectives
 from dlm_jax.data import tokenizer as tokenizers
 
 

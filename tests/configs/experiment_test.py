@@ -14,7 +14,8 @@ def test_the_papers_training_run():
     run = configs.load("refusion:qwen3_8b")
     assert (run.train.batch_size, run.length, run.train.learning_rate, run.epochs) == (512, 4096, 2e-5, 4.0)
     assert run.train.objective.slot_sizes == (4, 8, 16, 32) and run.train.objective.mdm_weight == 1.0
-    assert run.train.objective.masking == run.train.objective.normalisation == "paper"
+    assert (run.train.objective.masking, run.train.objective.normalisation) == ("released", "paper")
+    assert (run.train.schedule, run.train.weight_decay) == ("cosine", 0.0)
     assert run.with_steps(3_700_000).train.steps == run.train.steps == 28_907
 
 
@@ -38,10 +39,22 @@ def test_table_7():
         "math": (512, 0.6, 32, 64), "gpqa": (128, 0.6, 8, 16), "humaneval": (512, 0.6, 16, 32),
         "mbpp": (512, 0.6, 16, 32)}
     assert {name: (d["max_new_tokens"], d["slot_threshold"], d["slot_size"], d["block_length"])
-            for name, d in refusion.DECODING.items()} == want
-    for settings in refusion.DECODING.values():
-        decoder = ReFusion(**{k: v for k, v in settings.items() if k != "max_new_tokens"})
-        assert decoder.slot_threshold == decoder.token_threshold
+            for name, d in refusion.DECODING.items() if not name.startswith("released")} == want
+    for name in want:
+        decoder = ReFusion(**{k: v for k, v in refusion.DECODING[name].items() if k != "max_new_tokens"})
+        assert decoder.slot_threshold == decoder.token_threshold and decoder.completion == "autoregressive"
+
+
+def test_the_released_evaluation_script():
+    want = {  # generation length, slot and token thresholds, slot size, blocks of the answer
+        "mmlu_pro": (512, 0.9, 0.4, 16, 4), "arc_c": (512, 0.8, 0.1, 8, 64), "gsm8k": (512, 0.9, 0.4, 32, 4),
+        "math": (512, 0.8, 0.6, 32, 8), "gpqa": (512, 0.8, 0.2, 8, 32), "humaneval": (512, 0.9, 0.4, 32, 4),
+        "mbpp": (512, 0.9, 0.3, 32, 4)}
+    for name, (length, slots, tokens, size, blocks) in want.items():
+        settings = dict(refusion.DECODING[f"released_{name}"])
+        assert settings.pop("max_new_tokens") == length
+        assert ReFusion(**settings) == ReFusion(slot_threshold=slots, token_threshold=tokens, slot_size=size,
+                                                block_length=length // blocks, completion="redraft")
 
 
 @pytest.mark.parametrize("name", configs.names())
