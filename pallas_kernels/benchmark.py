@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import json
 import os
-import platform
 import sys
-import time
 from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import dispatch
+from pallas_kernels import dispatch, timing
 from pallas_kernels.attention import arg_specs as attention_specs
 from pallas_kernels.attention.api import block_mask_attention
 from pallas_kernels.attention.mask_spec import visible
@@ -151,19 +148,6 @@ def attention_rows(shape_names, rounds: int, calls: int) -> list[dict]:
     return rows
 
 
-def environment() -> dict:
-    """Versions and device of this run."""
-    device, versions = jax.devices()[0], {}
-    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12",
-                 "nvidia-cudnn-cu13", "torch", "triton", "flash-linear-attention", "fla-core"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return {**versions, "python": platform.python_version(), "platform": device.platform, "device": device.device_kind,
-            "machine": platform.machine(), "date": time.strftime("%Y-%m-%d")}
-
-
 def format_table(rows: list[dict]) -> str:
     """A Markdown table of measured rows."""
     lines = ["| operation | form | B | best ms | median ms | temporaries MiB | x single | TFLOP/s | of causal |",
@@ -249,7 +233,7 @@ def main(argv: list[str] | None = None, program: str = "python -m pallas_kernels
     problem = _problem(options)
     if problem:
         parser.error(problem)
-    record = {"command": " ".join([program, *argv]), "environment": environment(), "shape": options.shape,
+    record = {**timing.record(" ".join([program, *argv])), "shape": options.shape,
               "dimensions": delta_specs.SHAPES[options.shape]._asdict(), "rounds": options.rounds,
               "calls": options.calls}
     print(json.dumps(record), format_table([]), sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""One kind of model made into another: a second view, bidirectional attention, a mask token, one dtype."""
+"""One kind of model made into another: a second view, bidirectional attention, a mask token."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax
 from dlm_jax.evals import tasks
 from dlm_jax.models import build
 from launch.quickstart import plan
+from pallas_kernels import timing
 
 _CURVES = {"loss": "whole", "loss_ar": "autoregressive part", "loss_mdm": "denoising part"}  # of the report
 
@@ -45,6 +45,7 @@ def summarise(title: str, task: tasks.Task, trained: dict[str, Any], answered: d
             {"system": name, **{k: answered[name]["answers"][i][k] for k in ("text", "right")}} for name in heads]}
             for i in shown],
         "facts": facts,
+        "environment": timing.environment(),
     }
 
 
@@ -59,7 +60,7 @@ def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, sou
       seed: of the run.
       source: where the rows came from. questions: how many are asked, and how many were dropped.
     """
-    c, data = model.config, trained[plan.TRAININGS[0].name]["data"]
+    c, data, here = model.config, trained[plan.TRAININGS[0].name]["data"], timing.environment()
     size = sum(x.size for x in jax.tree.leaves(build.abstract_params(model)))
     spaced = lambda n: f"{n:,}".replace(",", "\u202f")
     cut = f"{spaced(data['truncated'])} cut short" if data["truncated"] else "none cut short"
@@ -72,7 +73,7 @@ def describe(model: Any, tokenizer: Any, trained: dict[str, Any], seed: int, sou
         ["Tokenizer", f"byte-level BPE, {spaced(len(tokenizer))} ids, every digit alone"],
         *([t.title, f"{spaced(trained[t.name]['steps'])} steps of {trained[t.name]['batch_size']} rows, "
            f"{trained[t.name]['seconds']:.0f} s"] for t in plan.TRAININGS),
-        ["Software", f"jax {jax.__version__} on {os.cpu_count()} × {jax.default_backend()}, "
-                     f"Python {platform.python_version()}"],
+        ["Software", f"jax {here['jax']} on {os.cpu_count()} × {here['platform']}, Python {here['python']}"],
+        ["Date", here["date"]],
         ["Seed", str(seed)],
     ]

@@ -8,7 +8,8 @@ import pytest
 import dlm_jax
 from dlm_jax.decode import MaskedDiffusion
 from dlm_jax.models import build
-from launch import benchmark, benchmark_masked
+from launch import benchmark
+from launch.benchmark import masked
 from tests.conftest import random_params, tiny_config
 
 PROMPT, NEW, BLOCK, STEPS = 8, 32, 16, 8
@@ -22,7 +23,7 @@ def test_a_tiny_run_counts_and_times_every_system(tmp_path, capsys):
         str(STEPS), "--repeats", "1", "--output", str(file)]) == 0
     result = json.loads(file.read_text())
     assert result["command"].startswith("python -m launch.benchmark masked --size tiny")
-    assert result["machine"]["jax"] == jax.__version__
+    assert result["environment"]["jax"] == jax.__version__
     rows = {row["system"]: row for row in result["models"][0]["rows"]}
     whole, each = PROMPT + NEW, STEPS // 2 - 1  # forwards of a block that are no full pass
     positions = {
@@ -56,11 +57,11 @@ def test_eager_pytorch_decodes_the_same(family, cache, shift):
     """An implementation that shares no line with ours, with outputs shifted or not, by steps and by threshold."""
     pytest.importorskip("transformers", reason="transformers is not installed: no peer to compare with")
     pytest.importorskip("torch", reason="PyTorch is not installed: no peer to compare with")
-    from launch import eager_masked
+    from launch.benchmark import eager
 
     model = build.build(tiny_config(family, mask_token_id=96))
     params = random_params(model)
-    network = benchmark_masked.eager_network(model, params)
+    network = masked.eager_network(model, params)
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 30, 40, 50, 60, 70, 80]]
     assert model.config.shift == shift
     for rule in ({"steps": 8}, {"threshold": 0.6}):
@@ -68,12 +69,12 @@ def test_eager_pytorch_decodes_the_same(family, cache, shift):
         named = {"rule": planned if "steps" in rule else "threshold", **rule}
         decoder = MaskedDiffusion(block_length=8, cache=cache, early_stop="none", **named)
         out = dlm_jax.generate(model, params, prompts[:1], decoder, max_new_tokens=16, eos_id=-1)
-        tokens, forwards = eager_masked.decode(
+        tokens, forwards = eager.decode(
             network, prompts[:1], new_tokens=16, block_length=8, mask_id=96, shift=shift, cache=cache, **rule)
         assert tokens == [out.tokens[0].tolist()] and forwards == out.ledger.after_prefill()[0]
-    batch, _ = eager_masked.decode(
+    batch, _ = eager.decode(
         network, prompts, new_tokens=16, block_length=8, mask_id=96, shift=shift, cache=cache, steps=8)
-    alone, _ = eager_masked.decode(
+    alone, _ = eager.decode(
         network, prompts[1:], new_tokens=16, block_length=8, mask_id=96, shift=shift, cache=cache, steps=8)
     assert batch[1:] == alone
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dlm_jax.models import build
-from launch import benchmark, kernel_peers
+from launch import benchmark
+from launch.benchmark import decode, kernel_peers
 from pallas_kernels import Stream, two_stream_gated_delta
 
 
@@ -18,7 +19,7 @@ from pallas_kernels import Stream, two_stream_gated_delta
 def test_every_width_builds(width, monkeypatch):
     monkeypatch.setattr(build, "init_params", lambda model, key: build.abstract_params(model))
     monkeypatch.setattr(jax, "jit", lambda f, **_: f)
-    model, params = benchmark.model_of(benchmark.parser().parse_args(["decode", "--width", str(width)]))
+    model, params = decode.model_of(decode.parser().parse_args(["--width", str(width)]))
     size = sum(x.size for x in jax.tree.leaves(params))
     assert width != 512 or 55e6 < size < 65e6
 
@@ -27,7 +28,10 @@ def test_a_tiny_run_measures_every_system(tmp_path, capsys):
     file = tmp_path / "results.json"
     assert benchmark.main(["decode", "--width", "64", "--layers", "1", "--vocab", "64", "--batch", "2", "--prompt", "8",
                            "--new-tokens", "16", "--repeats", "1", "--output", str(file)]) == 0
-    rows = json.loads(file.read_text())["rows"]
+    result = json.loads(file.read_text())
+    assert result["command"].startswith("python -m launch.benchmark decode --width 64")
+    assert result["environment"]["jax"] == jax.__version__ and result["environment"]["date"] >= "2026"
+    rows = result["rows"]
     assert [row["system"] for row in rows] == ["AR", "ReFusion all accepted", "ReFusion none accepted"]
     assert all(row["tokens_per_second"] > 0 and row["ms_per_forward"] > 0 for row in rows)
     assert all(row["bare_ms"] > 0 and row["floor_ms"] > 0 for row in rows[:2])

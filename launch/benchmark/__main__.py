@@ -1,0 +1,5 @@
+import sys
+
+from launch.benchmark import main
+
+sys.exit(main())
