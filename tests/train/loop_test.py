@@ -170,6 +170,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert all(np.isfinite(line["loss"]) for line in lines)
 
 
+def _report(folder, monkeypatch, seconds):
+    """A report whose clock reads `seconds`, one after another."""
+    clock = iter(seconds)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+    return loop._Report(folder, 0, toy.config(log_every=2, steps=5), progress=False)
+
+
+def test_speed_leaves_the_step_that_compiles_out_and_lines_follow_log_every(tmp_path, monkeypatch):
+    with _report(tmp_path, monkeypatch, [10.0, 12.0, 14.0, 18.0, 20.0]) as report:
+        for step in range(1, 6):
+            report.add(step, {"loss": np.float32(1), "grad_norm": np.float32(1), "tokens": np.int32(100 * step)})
+    # tokens of steps 2 to the present one over the time since the first was done
+    assert [(line["step"], line["tokens_per_second"]) for line in report.history] == [
+        (1, None), (2, 200 / 2), (4, 900 / 8), (5, 1400 / 10)]
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_a_number_that_is_not_finite_is_refused_at_its_step(tmp_path, monkeypatch, name):
+    with _report(tmp_path, monkeypatch, []) as report:
+        with pytest.raises(loop.NonFiniteLoss, match=f"{name} is nan at step 3"):
+            report.add(3, {"loss": np.float32(1), "grad_norm": np.float32(1)} | {name: np.float32("nan")})
+    assert report.history == []
+
+
 def test_a_pipeline_of_another_batch_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="yields 4 rows a step but batch_size = 8"):
         loop.fit(toy.MODEL, toy.params(), toy.Counting(rows=4), toy.config(), tmp_path / "run", progress=False,
@@ -183,6 +207,15 @@ def test_mask_ids_that_cannot_work_are_refused_before_any_compile(tmp_path, mask
     with pytest.raises(ValueError, match=message):
         loop.fit(model, None, None, toy.config(objective=toy.ReFusion(mask_id=mask_id)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key, reader", [("tokens", "the trainer"), ("length", "the trainer"), (
+    "prompt_length", "objective 'refusion'")])
+def test_a_batch_without_a_key_is_refused_by_name(tmp_path, monkeypatch, key, reader):
+    original = toy.Counting.batch
+    monkeypatch.setattr(toy.Counting, "batch", lambda self, n: {k: v for k, v in original(self, n).items() if k != key})
+    with pytest.raises(ValueError, match=rf"{reader} reads batch\['{key}'\].*has only.*example_id.*Pipeline"):
+        toy.run(tmp_path / "run", objective=toy.REFUSION)
 
 
 def test_a_token_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):

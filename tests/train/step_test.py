@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.train import sharding, step
+from dlm_jax.train import optimizer, sharding, step
 from dlm_jax.train.config import MeshConfig
 from tests.train import toy
 
@@ -56,12 +56,32 @@ def test_frozen_parameters_keep_every_bit_and_cost_no_optimiser_memory():
 def test_many_steps_share_one_compilation():
     run = step.make_step(toy.MODEL, toy.config(objective=toy.REFUSION), ONE)
     state = step.init_state(toy.MODEL, toy.params(), toy.config(objective=toy.REFUSION), ONE)
-    losses = []
-    for number in range(3):
-        state, metrics = run(state, jax.device_put(toy.Counting().batch(number), sharding.rows(ONE)))
+    batches, losses = [toy.Counting().batch(number) for number in range(3)], []
+    for batch, rate in zip(batches, (0.005, 0.01, 0.01)):  # the rate of this step: warm-up takes two
+        state, metrics = run(state, jax.device_put(batch, sharding.rows(ONE)))
         losses.append(float(metrics["loss"]))
+        np.testing.assert_allclose(metrics["learning_rate"], rate, rtol=1e-6)
+        assert metrics["tokens"] == batch["length"].sum()
+        assert (metrics["truncated_rows"], metrics["empty_rows"]) == (batch["truncated"].sum(), batch["empty"].sum())
+    assert {b["truncated"].sum() for b in batches} != {b["empty"].sum() for b in batches} != {0}
     assert run.jitted._cache_size() == 1
     assert len(set(losses)) == 3
+
+
+def test_a_step_is_the_gradient_of_the_loss_through_the_optimiser():
+    config = toy.config(objective=toy.REFUSION)
+    state, metrics, _ = _train(objective=toy.REFUSION)
+    key, batch, params = jax.random.fold_in(jax.random.key(config.seed), 0), toy.Counting().batch(0), toy.params()
+    loss = lambda params: config.objective.loss(toy.MODEL.scorer(params), jax.tree.map(jnp.asarray, batch), key)[0]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    length = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-5)
+    assert length > config.clip_norm
+    made = optimizer.make(config)
+    updates, _ = jax.jit(made.update)(gradient, made.init(params), params)
+    jax.tree.map(lambda new, old, update: np.testing.assert_allclose(new, old + update, atol=2e-6),
+                 state.trainable, params, updates)
 
 
 def test_bfloat16_computes_near_float32_and_trains_float32():

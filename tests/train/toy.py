@@ -43,7 +43,7 @@ class Counting:
         return {
             "tokens": np.where(index < length[:, None], (start + index) % 16, 16).astype(np.int32),
             "loss_mask": (index >= 3) & (index < length[:, None]), "prompt_length": np.full(self.rows, 3, np.int32),
-            "length": length, "example_id": np.arange(self.rows, dtype=np.int32) + number * self.rows}
+            "truncated": length == self.length, "empty": length < 9, "length": length, "example_id": np.arange(self.rows, dtype=np.int32) + number * self.rows}
 
     def __iter__(self):
         return self
