@@ -3,6 +3,7 @@
 `load("refusion:qwen3_8b", ["train.learning_rate=1e-4"])` takes `EXPERIMENTS["qwen3_8b"]` of `configs/refusion.py`.
 """
 
-from configs.experiment import Experiment, load, names, override
+from configs.experiment import Experiment, load, names
+from configs.text import override
 
 __all__ = ["Experiment", "load", "names", "override"]

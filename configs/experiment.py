@@ -1,17 +1,15 @@
-"""An experiment, how to find one by name, and how to override its fields from text."""
+"""An experiment, and how to find one by name."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import math
 import pkgutil
-import types
-import typing
 from collections.abc import Sequence
 from typing import Any
 
+from configs import text
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.train.config import MeshConfig, TrainConfig
 
@@ -77,7 +75,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
       name: "file:experiment", one of `names()`.
-      overrides: "dotted.field=value" texts, see `override`.
+      overrides: "dotted.field=value" texts, see `text.override`.
 
     Returns:
       The experiment.
@@ -87,94 +85,6 @@ def load(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """
     accepted = names()
     if name not in accepted:
-        raise ValueError(f"config {name!r} is not known{_hint(name, accepted)}; accepted: {', '.join(accepted)}")
+        raise ValueError(f"config {name!r} is not known{text.close_to(name, accepted)}; accepted: {', '.join(accepted)}")
     module, experiment = name.split(":")
-    return override(importlib.import_module(f"configs.{module}").EXPERIMENTS[experiment], overrides)
-
-
-def override(config: Any, settings: Sequence[str]) -> Any:
-    """Returns a frozen dataclass with fields replaced from text.
-
-    Args:
-      config: nested frozen dataclasses.
-      settings: "dotted.field=value"; lists are written 4,8,16 and an absent value none.
-
-    Raises:
-      ValueError: a setting of another form, an unknown field, or a value of another type.
-    """
-    changes: dict = {}
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        if not equals or not path:
-            raise ValueError(f"--set {setting}: expected FIELD=VALUE, such as train.learning_rate=1e-4")
-        _enter(config, path, text, changes)
-    return _apply(config, changes)  # all at once: fields are checked against each other
-
-
-def fields(config: Any, prefix: str = "") -> list[str]:
-    """Returns the dotted names of every field that `override` accepts.
-
-    Args:
-      config: nested frozen dataclasses.
-      prefix: of the names.
-    """
-    found = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        found += fields(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
-    return found
-
-
-def _enter(config: Any, path: str, text: str, changes: dict) -> None:
-    accepted = fields(config)
-    if path not in accepted:
-        raise ValueError(f"--set {path}: no such field{_hint(path, accepted)}; accepted: {', '.join(accepted)}")
-    *parents, last = path.split(".")
-    for name in parents:
-        config, changes = getattr(config, name), changes.setdefault(name, {})
-    hint = typing.get_type_hints(type(config))[last]
-    try:
-        changes[last] = _parse(text, hint)
-    except ValueError:
-        raise ValueError(f"--set {path}={text}: expected {_describe(hint)}, as in {path}="
-                         f"{_show(getattr(config, last))}") from None
-
-
-def _apply(config: Any, changes: dict) -> Any:
-    made = {name: _apply(getattr(config, name), value) if isinstance(value, dict) else value
-            for name, value in changes.items()}
-    return dataclasses.replace(config, **made)
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
-def _parse(text: str, hint: Any) -> Any:
-    options = _options(hint)
-    if type(None) in options and text.lower() == "none":
-        return None
-    kind = next(option for option in options if option is not type(None))
-    if typing.get_origin(kind) is tuple:
-        return tuple(_parse(item.strip(), typing.get_args(kind)[0]) for item in text.split(",") if item.strip())
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(text)
-        return text.lower() == "true"
-    return kind(text)
-
-
-def _describe(hint: Any) -> str:
-    words = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
-    many = lambda option: "integers such as 4,8,16" if int in typing.get_args(option) else "numbers such as 0.1,0.9"
-    return " or ".join(words.get(option) or many(option) for option in _options(hint))
-
-
-def _show(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if value in (
-        None, True, False) else str(value)
-
-
-def _hint(name: str, accepted: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, accepted, n=1) or [a for a in accepted if a.endswith("." + name)]
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return text.override(importlib.import_module(f"configs.{module}").EXPERIMENTS[experiment], overrides)
