@@ -3,7 +3,8 @@
 `load("refusion:qwen3_8b", ["train.learning_rate=1e-4"])` takes `EXPERIMENTS["qwen3_8b"]` of `configs/refusion.py`.
 """
 
+from configs import text
+from configs.decoding import Decoding
 from configs.experiment import Experiment, load, names
-from configs.text import override
 
-__all__ = ["Experiment", "load", "names", "override"]
+__all__ = ["Decoding", "Experiment", "load", "names", "text"]

@@ -5,9 +5,10 @@ nobody has run the larger size.
 """
 
 from configs import tiny
+from configs.decoding import Decoding
 from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
-from dlm_jax import objectives
+from dlm_jax import decode, objectives
 from dlm_jax.train.config import TrainConfig
 
 EXPERIMENTS = {
@@ -20,9 +21,10 @@ EXPERIMENTS = {
         train=tiny.train(objectives.BlockDiffusion(block_size=8), 2e-3)),
 }
 
-# in the names of `generate` and `decode.MaskedDiffusion`; the cache keeps finished blocks
-DECODING: dict[str, dict] = {
-    "released": dict(max_new_tokens=256, block_length=32, steps=256, rule="shares", cache="block", early_stop="block"),
-    "parallel": dict(max_new_tokens=256, block_length=32, rule="threshold", threshold=0.9, cache="block",
-                     early_stop="block"),
+DECODING: dict[str, Decoding] = {
+    "released": Decoding(decoder=decode.block_diffusion(block_length=32, steps=256),
+                         source="BD3-LM's released sampler; lengths are ours"),
+    "parallel": Decoding(decoder=decode.MaskedDiffusion(block_length=32, rule="threshold", threshold=0.9, cache="block",
+                                                        early_stop="block"),
+                         source="the same, with the threshold of Fast-dLLM, Sec. 4.1"),
 }

@@ -6,9 +6,10 @@ weighting by context (CART) is not here, and warm-up, schedule and epochs are ou
 """
 
 from configs import tiny
+from configs.decoding import Decoding
 from configs.experiment import POD, Experiment
 from configs.flashdlm import GUIDERS
-from dlm_jax import objectives
+from dlm_jax import decode, objectives
 from dlm_jax.train.config import TrainConfig
 
 DREAM_7B = GUIDERS["qwen2_5_7b"].replace(
@@ -26,8 +27,7 @@ EXPERIMENTS = {
         train=tiny.train(objectives.MaskedDiffusion(normalisation="token"), 2e-3)),
 }
 
-# in the names of `generate` and `decode.MaskedDiffusion`; a block_length of 0 is the whole answer
-DECODING: dict[str, dict] = {
-    "released": dict(max_new_tokens=512, steps=512, block_length=0, rule="timesteps", confidence="entropy",
-                     temperature=0.2, top_p=0.95, tempered=True, early_stop="none"),
+DECODING: dict[str, Decoding] = {
+    "released": Decoding(decoder=decode.dream(steps=512, alg="entropy", temperature=0.2, top_p=0.95),
+                         max_new_tokens=512, source="Dream's released diffusion_generate, its example"),
 }

@@ -85,6 +85,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """
     accepted = names()
     if name not in accepted:
-        raise ValueError(f"config {name!r} is not known{text.close_to(name, accepted)}; accepted: {', '.join(accepted)}")
+        raise ValueError(
+            f"config {name!r} is not known{text.close_to(name, accepted)}; accepted: {', '.join(accepted)}")
     module, experiment = name.split(":")
     return text.override(importlib.import_module(f"configs.{module}").EXPERIMENTS[experiment], overrides)

@@ -1,14 +1,18 @@
 """Fast-dLLM's settings (its Sec. 4.1): LLaDA and Dream as they are, with caches and parallel commits."""
 
-_LLADA = dict(max_new_tokens=256, block_length=32)
-_DREAM = dict(_LLADA, first_token=True, tempered=True)  # the pass that opens a block commits its first token alone
+from configs.decoding import Decoding
+from dlm_jax import decode
 
-# in the names of `generate` and `decode.MaskedDiffusion`
-DECODING: dict[str, dict] = {
-    "llada_parallel": dict(_LLADA, rule="threshold", threshold=0.9),
-    "llada_prefix": dict(_LLADA, rule="threshold", threshold=0.9, cache="prefix"),
-    "llada_dual": dict(_LLADA, rule="threshold", threshold=0.9, cache="dual"),
-    "llada_dual_factor": dict(_LLADA, rule="factor", factor=1.0, cache="dual"),
-    "dream_prefix": dict(_DREAM, rule="threshold", threshold=0.9, cache="prefix"),
-    "dream_dual": dict(_DREAM, rule="threshold", threshold=0.9, cache="dual"),
-}
+
+def _decoding(decoder: decode.MaskedDiffusion) -> Decoding:
+    return Decoding(decoder=decoder, max_new_tokens=256, source="Fast-dLLM, Sec. 4.1; ends at the first EOS")
+
+
+DECODING: dict[str, Decoding] = {name: _decoding(decoder) for name, decoder in {
+    "llada_parallel": decode.fast_dllm(cache="none", early_stop="fill"),
+    "llada_prefix": decode.fast_dllm(cache="prefix", early_stop="fill"),
+    "llada_dual": decode.fast_dllm(cache="dual", early_stop="fill"),
+    "llada_dual_factor": decode.fast_dllm(cache="dual", threshold=None, factor=1.0, early_stop="fill"),
+    "dream_prefix": decode.fast_dllm_dream(cache="prefix", early_stop="fill"),
+    "dream_dual": decode.fast_dllm_dream(cache="dual", early_stop="fill"),
+}.items()}

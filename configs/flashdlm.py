@@ -1,5 +1,7 @@
 """FlashDLM: the guides' shapes, Table 11, and the prompts of Appendix C.5. Nothing here is trained."""
 
+from configs.decoding import Decoding
+from dlm_jax import decode
 from dlm_jax.models.config import TransformerConfig
 
 _QWEN2_5_3B = TransformerConfig(
@@ -16,17 +18,20 @@ GUIDERS = {  # Qwen2.5-Instruct
         tie_word_embeddings=False),
 }
 
-# Table 11 in the names of `generate` and of `decode.MaskedDiffusion` (FreeCache) or `decode.Guided`. The table's block
-# cache is 256 tokens for both models, LLaDA decoding blocks of 64 inside it; here a block is frozen once it is
-# decoded. "Speculation Block Size" is what a forward of the guide reads. The table names no commit rules: those of the
-# FreeCache runs are the released samplers'.
-_GUIDED = dict(max_new_tokens=1024, verify_batch_size=32, rule="paper", cache="free", block_length=256)
-DECODING: dict[str, dict] = {
-    "dream_freecache": dict(max_new_tokens=256, block_length=256, rule="timesteps", confidence="entropy", cache="free",
-                            early_stop="run", tempered=True),
-    "llada_freecache": dict(max_new_tokens=256, block_length=64, rule="quota", cache="free"),
-    "guided": dict(_GUIDED, acceptance="exact"),
-    "guided_relaxed": dict(_GUIDED, acceptance="logit_threshold", top_k=2, logit_threshold=0.5),
+# The block cache of Table 11 is 256 tokens for both models, LLaDA decoding blocks of 64 inside it; here a block is
+# frozen once it is decoded. "Speculation Block Size" is what a forward of the guide reads. The table names no commit
+# rules.
+_RELEASED = "FlashDLM, Table 11; commit rule of the released sampler"
+DECODING: dict[str, Decoding] = {
+    "dream_freecache": Decoding(decoder=decode.free_cache_dream(steps=0, block_length=256), source=_RELEASED),
+    "llada_freecache": Decoding(decoder=decode.free_cache(steps=0, block_length=64), source=_RELEASED),
+    "guided": Decoding(
+        decoder=decode.Guided(verify_batch_size=32, rule="paper", cache="free", block_length=256, acceptance="exact"),
+        max_new_tokens=1024, source="FlashDLM, Table 11 and Algorithm 1"),
+    "guided_relaxed": Decoding(
+        decoder=decode.Guided(verify_batch_size=32, rule="paper", cache="free", block_length=256,
+                              acceptance="logit_threshold", top_k=2, logit_threshold=0.5),
+        max_new_tokens=1024, source="FlashDLM, Table 11 and C.4"),
 }
 
 # Appendix C.5; {question} stands for what is asked, choices included. MMLU-PRO's is the benchmark's own, of which the

@@ -7,8 +7,9 @@ one's model.
 """
 
 from configs import tiny
+from configs.decoding import Decoding
 from configs.experiment import POD, Experiment
-from dlm_jax import objectives
+from dlm_jax import decode, objectives
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.train.config import TrainConfig
 
@@ -37,7 +38,7 @@ EXPERIMENTS = {
         train=tiny.train(objectives.MaskedDiffusion(), 2e-3)),
 }
 
-# in the names of `generate` and `decode.MaskedDiffusion`
-DECODING: dict[str, dict] = {
-    "released": dict(max_new_tokens=128, steps=128, block_length=32, rule="quota", early_stop="none"),
+DECODING: dict[str, Decoding] = {
+    "released": Decoding(decoder=decode.llada(steps=128, block_length=32), max_new_tokens=128,
+                         source="LLaDA's released generate.py, its example"),
 }

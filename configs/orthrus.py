@@ -8,9 +8,10 @@ Every run starts from a dual model, which `launch.convert_weights to-orthrus` ma
 names it. `MODELS` are the shapes.
 """
 
+from configs.decoding import Decoding
 from configs.experiment import POD, Experiment
 from configs.refusion import QWEN3_8B
-from dlm_jax import objectives
+from dlm_jax import decode, objectives
 from dlm_jax.train.config import TrainConfig
 
 _8B = QWEN3_8B.replace(family="orthrus", block_size=32)
@@ -38,4 +39,13 @@ EXPERIMENTS = {name: _PAPER for name in MODELS} | {
     "tiny": Experiment(length=160, train=TrainConfig(
         objective=objectives.Orthrus(block_size=8, blocks=16), steps=500, batch_size=32, learning_rate=2e-3,
         warmup_steps=50, beta2=0.98, checkpoint_every=100)),
+}
+
+# the paper evaluates greedy answers only, and does not say how long; the released model card's example generates 2,048
+DECODING: dict[str, Decoding] = {
+    "greedy": Decoding(decoder=decode.Orthrus(block_size=32), max_new_tokens=2048,
+                       source="Orthrus, Sec. 4.1; length of the released example, with --chat enable_thinking=false"),
+    "sampled": Decoding(decoder=decode.Orthrus(block_size=32, temperature=0.7, top_k=20, top_p=0.8),
+                        max_new_tokens=2048, source="Orthrus' blocks, sampled as Qwen3's card says for "
+                                                    "--chat enable_thinking=false"),
 }

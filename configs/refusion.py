@@ -1,7 +1,8 @@
 """ReFusion as its paper trained and evaluated it: training in B.1, decoding in Table 7 and in the released script."""
 
+from configs.decoding import Decoding
 from configs.experiment import POD, Experiment
-from dlm_jax import objectives
+from dlm_jax import decode, objectives
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.train.config import TrainConfig
 
@@ -32,31 +33,33 @@ EXPERIMENTS = {
 }
 
 
-def _table_7(max_new_tokens: int, tau: float, slot_size: int, block_length: int) -> dict:
-    """One row of Table 7, in the names of `generate` and `decode.ReFusion`; tau judges slots and tokens alike."""
-    return dict(max_new_tokens=max_new_tokens, slot_threshold=tau, token_threshold=tau, slot_size=slot_size,
-                block_length=block_length)
+def _decoding(source: str, max_new_tokens: int, *numbers, completion: str = "autoregressive") -> Decoding:
+    names = ("slot_threshold", "token_threshold", "slot_size", "block_length")
+    return Decoding(decoder=decode.ReFusion(**dict(zip(names, numbers, strict=True)), completion=completion),
+                    max_new_tokens=max_new_tokens, source=source)
 
 
-def _released(slot_threshold: float, token_threshold: float, slot_size: int, block_length: int) -> dict:
-    """One line of the released eval.sh, whose code redrafts what it rejects; blocks are 512 / `serial_num_blocks`."""
-    return dict(max_new_tokens=512, slot_threshold=slot_threshold, token_threshold=token_threshold,
-                slot_size=slot_size, block_length=block_length, completion="redraft")
-
-
-DECODING: dict[str, dict] = {
-    "mmlu_pro": _table_7(512, 0.5, 16, 128),
-    "arc_c": _table_7(512, 0.4, 4, 16),
-    "gsm8k": _table_7(512, 0.7, 16, 64),
-    "math": _table_7(512, 0.6, 32, 64),
-    "gpqa": _table_7(128, 0.6, 8, 16),
-    "humaneval": _table_7(512, 0.6, 16, 32),
-    "mbpp": _table_7(512, 0.6, 16, 32),
-    "released_mmlu_pro": _released(0.9, 0.4, 16, 128),
-    "released_arc_c": _released(0.8, 0.1, 8, 8),
-    "released_gsm8k": _released(0.9, 0.4, 32, 128),
-    "released_math": _released(0.8, 0.6, 32, 64),
-    "released_gpqa": _released(0.8, 0.2, 8, 16),
-    "released_humaneval": _released(0.9, 0.4, 32, 128),
-    "released_mbpp": _released(0.9, 0.3, 32, 128),
+_TABLE_7 = {  # longest answer, tau, which judges slots and tokens alike, slot size, block length
+    "mmlu_pro": (512, 0.5, 16, 128),
+    "arc_c": (512, 0.4, 4, 16),
+    "gsm8k": (512, 0.7, 16, 64),
+    "math": (512, 0.6, 32, 64),
+    "gpqa": (128, 0.6, 8, 16),
+    "humaneval": (512, 0.6, 16, 32),
+    "mbpp": (512, 0.6, 16, 32),
+}
+_EVAL_SH = {  # slot threshold, token threshold, slot size, block length, which is 512 / `serial_num_blocks`
+    "mmlu_pro": (0.9, 0.4, 16, 128),
+    "arc_c": (0.8, 0.1, 8, 8),
+    "gsm8k": (0.9, 0.4, 32, 128),
+    "math": (0.8, 0.6, 32, 64),
+    "gpqa": (0.8, 0.2, 8, 16),
+    "humaneval": (0.9, 0.4, 32, 128),
+    "mbpp": (0.9, 0.3, 32, 128),
+}
+DECODING: dict[str, Decoding] = {
+    **{name: _decoding("ReFusion, Table 7", length, tau, tau, slot, block)
+       for name, (length, tau, slot, block) in _TABLE_7.items()},
+    **{f"released_{name}": _decoding("ReFusion's released eval.sh, whose code redrafts what it rejects", 512, *numbers,
+                                     completion="redraft") for name, numbers in _EVAL_SH.items()},
 }

@@ -1,8 +1,8 @@
 """Text to the fields of frozen dataclasses: of runs, objectives, meshes, decoders and the parts of decoders.
 
-A setting is "dotted.field=value". Numbers, words, true, false and none are written as they are, lists as 4,8,16. A field
-that holds a part takes a call of one of the classes that the caller allows, `Blocks(32, ahead=Ahead(0.1, sure=0.95))`,
-whose arguments are values of the same kinds. The syntax is read, nothing is evaluated.
+A setting is "dotted.field=value". Numbers, words, true, false and none are written as they are, lists as 4,8,16. A
+field that holds a part takes a call of one of the classes that the caller allows, whose arguments are values of the
+same kinds: `Blocks(32, ahead=Ahead(0.1, sure=0.95))`. The syntax is read, nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ Parts = Mapping[str, type]  # the classes that values may be calls of, by name
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
 
 
-def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingProxyType({})) -> Any:
+def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingProxyType({}),
+             flag: str = "--set") -> Any:
     """Returns a frozen dataclass with fields replaced from text.
 
     Args:
       config: nested frozen dataclasses.
       settings: "dotted.field=value"; a later one may change a field of the part that an earlier one put in.
       parts: classes that values may be calls of.
+      flag: how errors name the setting's origin.
 
     Raises:
       ValueError: a setting of another form, an unknown field or part, or a value of another type, with what is
@@ -36,9 +38,9 @@ def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingP
         path, equals, text = setting.partition("=")
         accepted = draft.fields(parts)
         if not equals or not path:
-            raise ValueError(f"--set {setting}: expected FIELD=VALUE with one of {', '.join(accepted)}")
+            raise ValueError(f"{flag} {setting}: expected FIELD=VALUE with one of {', '.join(accepted)}")
         if path not in accepted:
-            raise ValueError(f"--set {path}: no such field{close_to(path, accepted)}; accepted: {', '.join(accepted)}")
+            raise ValueError(f"{flag} {path}: no such field{close_to(path, accepted)}; accepted: {', '.join(accepted)}")
         *parents, last = path.split(".")
         inner = draft
         for name in parents:
@@ -46,7 +48,7 @@ def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingP
         try:
             value = parse(text, _hints(inner.base)[last], parts, f", as in {path}={show(inner.get(last).made())}")
         except ValueError as problem:
-            raise ValueError(f"--set {setting}: {problem}") from None
+            raise ValueError(f"{flag} {setting}: {problem}") from None
         inner.changes[last] = _Draft(value)
     return draft.made()  # all at once: fields are checked against each other
 

@@ -33,9 +33,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
-    result = argparse.ArgumentParser(
-        prog="python -m launch.convert_weights", description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = cli.parser("python -m launch.convert_weights", _HELP)
     commands = result.add_subparsers(dest="command", required=True)
 
     def command(name: str, what: str) -> argparse.ArgumentParser:
@@ -220,8 +218,7 @@ def reserve(tokenizer: Any, vocab_size: int, mask_id: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns the exit code, 2 for bad input."""
-    args = parser().parse_args(argv)
-    return cli.exit_code(lambda: print(convert(args)))
+    return cli.main(parser().parse_args, lambda args: print(convert(args)), argv)
 
 
 if __name__ == "__main__":

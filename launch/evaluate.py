@@ -12,10 +12,15 @@ Examples:
     python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset refusion:gsm8k \\
         --dtype bfloat16 --out runs/scores/gsm8k
 
+    # is Orthrus what it claims to be on these rows? Exit code 1 where it is not
+    python -m launch.evaluate --model runs/orthrus/model --data rows.jsonl --decoder orthrus --check-lossless \\
+        --out runs/scores/orthrus
+
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
 answers end in "#### x" they are scored by x, otherwise by their whole text. DIR gets results.json (accuracy, forwards
 by kind, tokens a forward and a second), answers.jsonl (every answer beside its reference) and report.html.
-`python -m launch.decode --list` prints the decoders and what --set reaches. Exit codes: 0 done, 2 bad input.
+`python -m launch.decode --list` prints the decoders and what --set reaches. Exit codes: 0 done, 1 a decoder that
+--check-lossless finds at fault, 2 bad input.
 """
 
 from __future__ import annotations
@@ -26,85 +31,95 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from launch import cli
-from launch.decode import add_decoder, check_guide, make_decoder, with_guide
+from launch import cli, decoders
 
 FILES = ("results.json", "answers.jsonl", "report.html")
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m launch.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", metavar="PATH", required=True, help="Hugging Face directory or hub id (safetensors)")
+    p = cli.parser("python -m launch.evaluate", __doc__)
     p.add_argument("--data", metavar="FILE", type=Path, required=True,
                    help="questions and their answers (.jsonl, .json)")
     p.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory for what is found")
-    add_decoder(p)
+    decoders.add_options(p, batch_size=32)
     p.add_argument("--limit", type=int, metavar="N", help="ask the first N questions only")
-    p.add_argument("--max-new-tokens", type=int, help="longest answer, tokens (default: the preset's, else 256)")
-    p.add_argument("--batch-size", type=int, default=32, help="questions decoded at once (default: %(default)s)")
     p.add_argument("--timed", type=int, default=8, metavar="N",
                    help="questions decoded again, three times and one by one, to time an answer (default: %(default)s)")
-    p.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the parameters (default: as stored)")
-    p.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
+    p.add_argument("--check-lossless", action="store_true",
+                   help="compare every answer with plain autoregressive decoding (--decoder orthrus)")
     return p
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Does what the command line says.
 
     Args:
       options: from `parser`.
+
+    Returns:
+      The exit code.
 
     Raises:
       ValueError: bad input, named, before the model is read where that can be.
     """
     from dlm_jax.data import sources
 
-    decoder, length = make_decoder(options.decoder, options.settings, options.preset)
-    decoder.check()
-    check_guide(options.decoder, options.guide)
-    room = next(n for n in (options.max_new_tokens, length, 256) if n is not None)
-    for name, value in (("--max-new-tokens", room), ("--batch-size", options.batch_size), ("--timed", options.timed),
-                        ("--limit", options.limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value}: at least 1")
+    name, chosen = decoders.chosen(options)
+    cli.check_counts(max_new_tokens=chosen.max_new_tokens, batch_size=options.batch_size, timed=options.timed,
+                     limit=options.limit)
+    if options.check_lossless and name != "orthrus":
+        raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out {options.out} exists already; give a new directory")
     rows = sources.read_rows(options.data)[:options.limit]
+    model, params, tokenizer = decoders.load(options)
 
-    import jax
-    import jax.numpy as jnp
+    from dlm_jax.evals import runner, tasks
 
-    import dlm_jax
-    from dlm_jax.data import tokenizer as tokenizers
-    from dlm_jax.evals import report, runner, tasks
-    from dlm_jax.io import folders
-
-    tokenizer = tokenizers.load(folders.resolve(options.model))
-    dtype = None if options.dtype is None else jnp.dtype(options.dtype)
-    model, params = with_guide(*dlm_jax.load(options.model, dtype=dtype), tokenizer, options.guide, dtype)
     task = tasks.task_of(options.data.name, rows)
-    console = Console(stderr=True)
+    ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(rows)),
+               chat=decoders.chat(options, tokenizer))
+    subject = (chosen.decoder, model, params, tokenizer, task)
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=console) as bar:
+                  console=Console(stderr=True)) as bar:
         shown = bar.add_task("compiling", total=None)
+        claim = runner.losslessness(*subject, **ask) if options.check_lossless else {}
         row, answers = runner.evaluate(
-            options.decoder, decoder, model, params, tokenizer, task, max_new_tokens=room,
-            batch_size=min(options.batch_size, len(rows)), timed=options.timed, seed=options.seed,
+            name, *subject, timed=options.timed, seed=options.seed, **ask,
             progress=lambda done, total: bar.update(shown, description="answering", completed=done, total=total))
+    row |= {**claim, "family": name, "label": name, "headline": True}
+    write(options, row, answers, task, chosen.max_new_tokens)
+    if claim:
+        cli.log.info(claim["lossless_report"])
+    return int(claim.get("divergences", 0) > 0)
+
+
+def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, room: int) -> None:
+    """Writes what was found.
+
+    Args:
+      options: from `parser`.
+      row, answers: of `runner.evaluate`.
+      task: what was asked.
+      room: longest answer, tokens.
+    """
+    import jax
+
+    from dlm_jax.evals import report
+
     results = {
         "title": "dlm_jax evaluation",
-        "task": {"name": task.name, "metric": task.metric, "questions": len(rows)},
-        "systems": [{**row, "family": options.decoder, "label": options.decoder, "headline": True}],
+        "task": {"name": task.name, "metric": task.metric, "questions": len(answers)},
+        "systems": [row],
         "curves": [], "replays": [],
         "examples": [{"question": a.question, "expected": a.expected,
-                      "answers": [{"system": options.decoder, "text": a.text, "right": a.right}]}
+                      "answers": [{"system": row["name"], "text": a.text, "right": a.right}]}
                      for a in sorted(answers, key=lambda a: a.right)[:4]],
         "facts": [["Model", str(options.model)], ["Guide", options.guide or "none"], ["Rows", str(options.data)],
                   ["Longest answer", f"{room} tokens"],
@@ -119,13 +134,13 @@ def run(options: argparse.Namespace) -> None:
     results_file.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     report.write(page, results)
     Console().print(report.table(results["systems"]))
-    console.print(f"{row['correct']} of {len(rows)} right by {task.metric}; {options.out} holds {', '.join(FILES)}")
+    cli.log.info("%d of %d right by %s; %s holds %s", row["correct"], len(answers), task.metric, options.out,
+                 ", ".join(FILES))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the launcher; returns the exit status, 2 for bad input."""
-    options = parser().parse_args(arguments)
-    return cli.exit_code(lambda: run(options))
+    """Runs the launcher; returns the exit code, 2 for bad input."""
+    return cli.main(parser().parse_args, run, arguments)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,7 @@ STOPPED = 75  # "temporary failure, try again" of sysexits.h
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m launch.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = cli.parser("python -m launch.train", __doc__)
     p.add_argument("--config", required=True, metavar="NAME",
                    help="file:experiment of configs/, e.g. tiny:refusion; a wrong name lists them")
     p.add_argument("--data", metavar="FILE", help="training rows, e.g. rows.jsonl")
@@ -185,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
     model = with_block(model, config.objective, experiment.length)
     pipeline = Pipeline(rows, tokenizer, batch_size=config.batch_size, length=experiment.length, seed=config.seed,
                         process_index=jax.process_index(), process_count=jax.process_count())
-    say = print if jax.process_index() == 0 else lambda *_: None
+    say = cli.log.info if jax.process_index() == 0 else lambda *_: None
     report = pipeline.report()
     size = sum(x.size for x in jax.tree.leaves(params)) / 1e6
     say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them "
@@ -205,12 +204,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the launcher; returns the exit code."""
-    options = parser().parse_args(arguments)
-    try:
-        return cli.exit_code(lambda: run(options))
-    except FloatingPointError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
+    return cli.main(parser().parse_args, run, arguments)
 
 
 if __name__ == "__main__":

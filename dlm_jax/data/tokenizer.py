@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -94,29 +95,29 @@ def save(tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike[str]) -> No
     tokenizer.save_pretrained(path)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> str:
+def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], **chat: Any) -> str:
     """Returns a conversation as text, up to where the assistant's next answer begins.
 
     Args:
       tokenizer: a tokenizer with a chat template.
       messages: {"role", "content"} each, the last one not the assistant's.
+      **chat: arguments of the chat template, `enable_thinking` for instance.
 
     Raises:
       ValueError: the tokenizer has no chat template.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; add chat_template to its tokenizer_config.json")
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **chat)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], **chat: Any) -> list[int]:
     """Returns the ids of `prompt_text`.
 
     Args:
-      tokenizer: a tokenizer with a chat template.
-      messages: {"role", "content"} each, the last one not the assistant's.
+      tokenizer, messages, **chat: as there.
     """
-    return tokenizer(prompt_text(tokenizer, messages), add_special_tokens=False)["input_ids"]
+    return tokenizer(prompt_text(tokenizer, messages, **chat), add_special_tokens=False)["input_ids"]
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = False) -> list[str]:

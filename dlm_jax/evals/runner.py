@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ def evaluate(
     batch_size: int = 64,
     timed: int = 32,
     seed: int = 0,
+    chat: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Answers every question of a task with one decoder.
@@ -90,6 +91,7 @@ def evaluate(
       timed: questions decoded `PASSES` times more, one at a time, for the speed of a single answer: that of the
         pass of median time.
       seed: of sampling.
+      chat: arguments of the chat template.
       progress: called with the questions answered so far and their number, those answered again included.
 
     Returns:
@@ -97,7 +99,7 @@ def evaluate(
       forward and per second, seconds) and the answers one by one.
     """
     start = time.perf_counter()
-    prompts = [encode_prompt(tokenizer, row.prompt_messages) for row in task.rows]
+    prompts = [encode_prompt(tokenizer, row.prompt_messages, **(chat or {})) for row in task.rows]
     generate = functools.partial(
         api.generate, model, params, decoder=decoder, max_new_tokens=max_new_tokens,
         eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed)
@@ -156,17 +158,18 @@ def losslessness(
     *,
     max_new_tokens: int,
     batch_size: int = 64,
+    chat: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Checks a decoder that claims to answer, token for token, as plain autoregressive decoding of its model does.
 
     Args:
-      decoder, model, params, tokenizer, task, max_new_tokens, batch_size: as in `evaluate`.
+      decoder, model, params, tokenizer, task, max_new_tokens, batch_size, chat: as in `evaluate`.
 
     Returns:
       Plain values that join the row of `evaluate`: the share of questions without any difference ("lossless"), and
-      how many of the differences are near ties and how many divergences.
+      how many of the differences are near ties and how many divergences; "lossless_report" says it in words.
     """
-    prompts = [encode_prompt(tokenizer, each.prompt_messages) for each in task.rows]
+    prompts = [encode_prompt(tokenizer, each.prompt_messages, **(chat or {})) for each in task.rows]
     found = check_lossless(model, params, prompts, decoder, max_new_tokens=max_new_tokens, batch_size=batch_size,
                            eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
     ties = sum(difference.near_tie for difference in found.differences)
@@ -174,6 +177,7 @@ def losslessness(
         "lossless": 1 - len(found.differences) / len(prompts),
         "near_ties": ties,
         "divergences": len(found.differences) - ties,
+        "lossless_report": str(found),
     }
 
 

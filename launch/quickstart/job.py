@@ -103,26 +103,25 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses flags, runs, and returns the exit code: 0 done, 2 bad input, 130 stopped by a signal."""
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.quickstart", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser("python -m launch.quickstart", _HELP)
     parser.add_argument("--data", type=Path, help="JSONL or JSON file of rows (default: generated word problems)")
     parser.add_argument("--out", type=Path,
                         help="directory of this run (default: runs/quickstart; with --data runs/<name of the file>)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     parser.add_argument("--budget", choices=sorted(plan.BUDGETS), default="standard",
                         help="how large the job is (default: %(default)s)")
-    options = parser.parse_args(argv)
 
-    def work() -> None:
+    def work(options: argparse.Namespace) -> int:
         if options.seed < 0:
             raise ValueError(f"--seed {options.seed}: must be 0 or more")
         out = options.out or default_out(options.data)
-        results = run(options.data, out, options.seed, plan.BUDGETS[options.budget])
+        try:
+            results = run(options.data, out, options.seed, plan.BUDGETS[options.budget])
+        except (stages.Stopped, KeyboardInterrupt) as stop:
+            print(stop or "stopped; the same command continues", file=sys.stderr)
+            return 130
         console.print(report.table(results["systems"]))
         console.print(f"results: {out / 'results.json'}\nreport:  {out / 'report.html'}")
+        return 0
 
-    try:
-        return cli.exit_code(work)
-    except (stages.Stopped, KeyboardInterrupt) as stop:
-        print(stop or "stopped; the same command continues", file=sys.stderr)
-        return 130
+    return cli.main(parser.parse_args, work, argv)

@@ -6,7 +6,7 @@ import pytest
 
 import configs
 from configs import orthrus, refusion
-from dlm_jax.decode import ReFusion
+from dlm_jax.decode import Orthrus, ReFusion
 from dlm_jax.models import build
 
 
@@ -38,23 +38,31 @@ def test_table_7():
         "mmlu_pro": (512, 0.5, 16, 128), "arc_c": (512, 0.4, 4, 16), "gsm8k": (512, 0.7, 16, 64),
         "math": (512, 0.6, 32, 64), "gpqa": (128, 0.6, 8, 16), "humaneval": (512, 0.6, 16, 32),
         "mbpp": (512, 0.6, 16, 32)}
-    assert {name: (d["max_new_tokens"], d["slot_threshold"], d["slot_size"], d["block_length"])
-            for name, d in refusion.DECODING.items() if not name.startswith("released")} == want
-    for name in want:
-        decoder = ReFusion(**{k: v for k, v in refusion.DECODING[name].items() if k != "max_new_tokens"})
-        assert decoder.slot_threshold == decoder.token_threshold and decoder.completion == "autoregressive"
+    found = {name: entry for name, entry in refusion.DECODING.items() if not name.startswith("released_")}
+    assert {name: (entry.max_new_tokens, entry.decoder.slot_threshold, entry.decoder.slot_size,
+                   entry.decoder.block_length) for name, entry in found.items()} == want
+    assert all(entry.decoder.slot_threshold == entry.decoder.token_threshold for entry in found.values())
+    assert all(entry.source == "ReFusion, Table 7" and entry.decoder.completion == "autoregressive"
+               for entry in found.values())
 
 
 def test_the_released_evaluation_script():
-    want = {  # generation length, slot and token thresholds, slot size, blocks of the answer
-        "mmlu_pro": (512, 0.9, 0.4, 16, 4), "arc_c": (512, 0.8, 0.1, 8, 64), "gsm8k": (512, 0.9, 0.4, 32, 4),
-        "math": (512, 0.8, 0.6, 32, 8), "gpqa": (512, 0.8, 0.2, 8, 32), "humaneval": (512, 0.9, 0.4, 32, 4),
-        "mbpp": (512, 0.9, 0.3, 32, 4)}
-    for name, (length, slots, tokens, size, blocks) in want.items():
-        settings = dict(refusion.DECODING[f"released_{name}"])
-        assert settings.pop("max_new_tokens") == length
-        assert ReFusion(**settings) == ReFusion(slot_threshold=slots, token_threshold=tokens, slot_size=size,
-                                                block_length=length // blocks, completion="redraft")
+    want = {  # slot and token threshold, slot size, number of blocks of 512 tokens
+        "mmlu_pro": (0.9, 0.4, 16, 4), "arc_c": (0.8, 0.1, 8, 64), "gsm8k": (0.9, 0.4, 32, 4),
+        "math": (0.8, 0.6, 32, 8), "gpqa": (0.8, 0.2, 8, 32), "humaneval": (0.9, 0.4, 32, 4),
+        "mbpp": (0.9, 0.3, 32, 4)}
+    for name, (slots, tokens, size, blocks) in want.items():
+        entry = refusion.DECODING[f"released_{name}"]
+        assert entry.decoder == ReFusion(
+            slot_threshold=slots, token_threshold=tokens, slot_size=size, block_length=512 // blocks,
+            completion="redraft")
+        assert entry.max_new_tokens == 512 and "eval.sh" in entry.source
+
+
+def test_orthrus_decodes_as_it_was_evaluated():
+    greedy, sampled = (orthrus.DECODING[name].decoder for name in ("greedy", "sampled"))
+    assert greedy == Orthrus(block_size=32) and greedy.temperature == 0
+    assert sampled == Orthrus(block_size=32, temperature=0.7, top_k=20, top_p=0.8)
 
 
 @pytest.mark.parametrize("name", configs.names())
@@ -70,7 +78,7 @@ def test_every_experiment_survives_overriding_each_field_with_itself(name):
                 text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 yield f"{prefix}{field.name}={text}"
 
-    assert configs.override(run, list(settings(run))) == run
+    assert configs.text.override(run, list(settings(run))) == run
 
 
 def test_overrides_reach_nested_fields_and_keep_types():

@@ -7,8 +7,6 @@ import pytest
 
 import configs
 from configs import block_diffusion, dream, fast_dllm, flashdlm, llada
-from dlm_jax import decode
-from dlm_jax.decode.guided import Guided
 from dlm_jax.decode.masked import MaskedDiffusion
 from dlm_jax.models import build
 from tests.conftest import ROOT
@@ -51,19 +49,27 @@ def test_models_made_from_scratch_suit_their_objective(name):
 
 
 def test_table_11():
-    freecache, guided = (flashdlm.DECODING[name] for name in ("dream_freecache", "guided_relaxed"))
-    assert (freecache["max_new_tokens"], freecache["block_length"], freecache["cache"]) == (256, 256, "free")
-    assert flashdlm.DECODING["llada_freecache"]["block_length"] == 64
-    assert (guided["max_new_tokens"], guided["verify_batch_size"], guided["top_k"], guided["logit_threshold"]) == (
-        1024, 32, 2, 0.5)
+    dream_, llada_, exact, relaxed = (flashdlm.DECODING[name] for name in (
+        "dream_freecache", "llada_freecache", "guided", "guided_relaxed"))
+    for entry, block in ((dream_, 256), (llada_, 64)):
+        assert (entry.max_new_tokens, entry.decoder.block_length, entry.decoder.cache) == (256, block, "free")
+    for entry in (exact, relaxed):
+        assert (entry.max_new_tokens, entry.decoder.verify_batch_size, entry.decoder.cache) == (1024, 32, "free")
+    assert (relaxed.decoder.top_k, relaxed.decoder.logit_threshold) == (2, 0.5)
 
 
 def test_what_is_called_released_is_the_released_sampler():
-    plain = lambda settings: MaskedDiffusion(**{k: v for k, v in settings.items() if k != "max_new_tokens"})
-    assert plain(dream.DECODING["released"]) == decode.dream(steps=512, alg="entropy", temperature=0.2, top_p=0.95)
-    assert plain(llada.DECODING["released"]) == decode.llada(steps=128, block_length=32)
-    assert plain(flashdlm.DECODING["dream_freecache"]) == decode.free_cache_dream(steps=0, block_length=256)
-    assert plain(fast_dllm.DECODING["dream_dual"] | {"early_stop": "none"}) == decode.fast_dllm_dream()
+    assert dream.DECODING["released"].decoder == MaskedDiffusion(
+        steps=512, block_length=0, rule="timesteps", confidence="entropy", temperature=0.2, top_p=0.95, tempered=True,
+        early_stop="none")
+    assert llada.DECODING["released"].decoder == MaskedDiffusion(
+        steps=128, block_length=32, rule="quota", early_stop="none")
+    assert flashdlm.DECODING["dream_freecache"].decoder == MaskedDiffusion(
+        block_length=256, rule="timesteps", confidence="entropy", cache="free", early_stop="run", tempered=True)
+    assert fast_dllm.DECODING["dream_dual"].decoder == MaskedDiffusion(
+        block_length=32, first_token=True, tempered=True, rule="threshold", threshold=0.9, cache="dual")
+    assert fast_dllm.DECODING["llada_dual_factor"].decoder == MaskedDiffusion(
+        block_length=32, rule="factor", factor=1.0, cache="dual")
 
 
 def test_the_prompts_are_the_papers():
@@ -79,9 +85,8 @@ def test_the_prompts_are_the_papers():
 
 @pytest.mark.parametrize("module", [llada, dream, fast_dllm, flashdlm, block_diffusion], ids=lambda m: m.__name__)
 def test_decoding_settings_suit_a_decoder(module):
-    for settings in module.DECODING.values():
-        kind = Guided if "verify_batch_size" in settings else MaskedDiffusion
-        decoder = kind(**{name: value for name, value in settings.items() if name != "max_new_tokens"})
-        decoder.check()
-        if kind is MaskedDiffusion:
-            decoder.check_request([[1]], np.asarray([settings["max_new_tokens"]]), None, 0)
+    for entry in module.DECODING.values():
+        assert entry.source
+        entry.decoder.check()
+        if type(entry.decoder) is MaskedDiffusion:
+            entry.decoder.check_request([[1]], np.asarray([entry.max_new_tokens]), None, 0)

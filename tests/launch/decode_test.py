@@ -11,10 +11,11 @@ from rich.console import Console
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.decode import api
+from dlm_jax.decode import Autoregressive, ReFusion, api
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
-from launch import decode
+from launch import decode, decoders
+from launch.screen import Screen
 
 TEXTS = ["Tom has 3 apples and buys 4 more.", "How many apples has Tom?", "Tom has 3 + 4 = 7 apples. #### 7"] * 20
 
@@ -67,7 +68,7 @@ def test_standard_input_streaming_and_batch_agree(folder, capsys, monkeypatch, s
 def test_the_screen_ends_in_the_answer(folder, decoder):
     name, _, setting = decoder.partition(":")
     settings = ["slot_size=4", "block_length=8", "slot_threshold=0.02", setting] if name == "refusion" else []
-    decoder, _ = decode.make_decoder(name, [*filter(None, settings), "temperature=1"])
+    decoder = decoders.make(name, [*filter(None, settings), "temperature=1"]).decoder
     model, params = dlm_jax.load(folder)
     tokenizer = tokenizers.load(folder)
     ended = 0
@@ -78,7 +79,7 @@ def test_the_screen_ends_in_the_answer(folder, decoder):
         eos = int(free[seed % len(free)])  # a token that is likely to come, so that answers do end
         answer = api.generate(model, params, [prompt], decoder, eos_id=eos, **options).tokens[0]
         ended += len(answer) < 13
-        screen = decode.Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=13)
+        screen = Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=13)
         for event in api.stream(model, params, prompt, decoder, eos_id=eos, **options):
             screen.apply(event)
             screen.spans()
@@ -100,7 +101,7 @@ def test_the_screen_ends_where_the_answer_does_and_joins_bytes(folder):
     ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
     snow, eos = ids("☃"), tokenizer.eos_token_id
     assert len(snow) == 3
-    screen = decode.Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=8)
+    screen = Screen(tokenizer, Console(file=io.StringIO()), eos_id=eos, limit=8)
     screen.apply(_event(True, [0, 1, 2, 6, 7, 8, 9], [*snow, *ids("3+44")]))
     assert _shown(screen) == "☃ … 3+"  # nothing at or beyond the limit
     screen.apply(_event(False, [3, 4], [*ids("a"), eos]))
@@ -117,7 +118,7 @@ def test_a_terminal_sees_the_drafts_and_a_file_the_answer_alone(folder, terminal
     ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
     target, tokens = io.StringIO(), [*ids("☃\r"), *ids("1" * 200)]
     events = [_event(False, [0], ids("7")), _event(True, list(range(len(tokens))), tokens)]
-    screen = decode.Screen(tokenizer, Console(file=target, force_terminal=terminal), eos_id=1, limit=999)
+    screen = Screen(tokenizer, Console(file=target, force_terminal=terminal), eos_id=1, limit=999)
     assert screen.show(events) == 1
     if terminal:
         assert "☃" in target.getvalue() and "\x1b[" in target.getvalue()
@@ -125,7 +126,7 @@ def test_a_terminal_sees_the_drafts_and_a_file_the_answer_alone(folder, terminal
         assert target.getvalue() == "☃\r" + "1" * 200 + "\n"
 
 
-def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys):
+def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys, caplog):
     model, params = dlm_jax.load(folder)
     tokenizer = tokenizers.load(folder)
     drafter = build.build(model.config.replace(family="a2d-qwen3"))
@@ -136,27 +137,28 @@ def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys
     dlm_jax.save(tmp_path / "guide", guide, build.init_params(guide, jax.random.key(1)), tokenizer_from=other)
     assert decode.main(["--model", str(tmp_path / "drafter"), "--decoder", "guided", "--guide", str(tmp_path / "guide"),
                         "--set", "cache=none", "--prompt", "Tom?", "--max-new-tokens", "6"]) == 0
-    said = capsys.readouterr()
-    answer, = (json.loads(line) for line in said.out.splitlines())
+    answer, = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert 0 < answer["tokens"] <= 6 and 0 < answer["forwards"] <= answer["tokens"]
-    assert re.search(r"the guide knows \d+\.\d% of the drafter's tokens", said.err)
+    assert re.search(r"the guide knows \d+\.\d% of the drafter's tokens", caplog.text)
 
 
 def test_list_and_help_teach(capsys):
     assert decode.main(["--list"]) == 0
-    assert "slot_threshold = 0.6" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "slot_threshold = 0.6" in said and "refusion:gsm8k: ReFusion, Table 7" in said
     with pytest.raises(SystemExit) as end:
         decode.main(["--help"])
     assert end.value.code == 0 and "--preset gsm8k" in capsys.readouterr().out
 
 
 def test_a_preset_is_the_papers_table():
-    decoder, length = decode.make_decoder("refusion", ["temperature=0.5"], "gsm8k")
-    assert (decoder.slot_size, decoder.block_length, decoder.slot_threshold, length) == (16, 64, 0.7, 512)
-    assert decoder.temperature == 0.5
-    assert decode.make_decoder("refusion", ["temperature=0.5"], "refusion:gsm8k") == (decoder, length)
+    found = decoders.make("refusion", ["temperature=0.5"], "gsm8k")
+    assert (found.decoder.slot_size, found.decoder.block_length, found.decoder.slot_threshold) == (16, 64, 0.7)
+    assert (found.max_new_tokens, found.decoder.temperature, found.source) == (512, 0.5, "ReFusion, Table 7")
+    assert decoders.make("refusion", ["temperature=0.5"], "refusion:gsm8k") == found
+    assert decoders.make(None, ["temperature=0.5"], "refusion:gsm8k") == found
     settings = ["token_threshold=0.3", "token_threshold=None"]
-    assert decode.make_decoder("refusion", settings)[0].token_threshold is None
+    assert decoders.make("refusion", settings).decoder.token_threshold is None
 
 
 def test_special_ids_may_be_given(folder, capsys):
@@ -168,6 +170,58 @@ def test_special_ids_may_be_given(folder, capsys):
     assert answers[0]["tokens"] == 6
     assert decode.main([*arguments, "--decoder", "refusion", "--mask-id", "9999"]) == 2
     assert "mask_id = 9999" in capsys.readouterr().err
+
+
+def test_the_preset_names_the_decoder_and_settings_come_last():
+    assert decoders.make(None).decoder == Autoregressive() == decoders.make("autoregressive").decoder
+    found = decoders.make(None, ["slot_size=8"], "gpqa")
+    assert (type(found.decoder), found.decoder.slot_size, found.max_new_tokens) == (ReFusion, 8, 128)
+    for name, preset, message in (
+            ("orthrus", "gsm8k", "'gsm8k' is not known.*accepted with decoder 'orthrus'.*'orthrus:greedy'"),
+            (None, "released", "stands in several files: say which, of .*dream:released, llada:released"),
+            (None, "gsm8", "did you mean 'gsm8k'"), ("refusoin", None, "did you mean 'refusion'")):
+        with pytest.raises(ValueError, match=message):
+            decoders.make(name, [], preset)
+
+
+def test_options_decide_over_the_preset():
+    options = lambda *more: decode.parser().parse_args(["--preset", "refusion:gpqa", *more])
+    assert decoders.chosen(options())[1].max_new_tokens == 128
+    assert decoders.chosen(options("--max-new-tokens", "7"))[1].max_new_tokens == 7
+    assert decoders.chosen(options())[0] == "refusion"
+
+
+def test_arguments_of_the_chat_template(folder, tmp_path, capsys):
+    model, params = dlm_jax.load(folder)
+    tokenizer = tokenizers.load(folder)
+    tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}No thoughts.{% endif %}"
+    dlm_jax.save(tmp_path / "model", model, params, tokenizer_from=tokenizer)
+    asked = [{"role": "user", "content": "Tom"}]
+    options = lambda *chat: decode.parser().parse_args([word for each in chat for word in ("--chat", each)])
+    arguments = decoders.chat(options("enable_thinking=false"), tokenizer)
+    assert arguments == {"enable_thinking": False}
+    ids = decoders.encode(tokenizer, asked, arguments)
+    plain = decoders.encode(tokenizer, asked, {})
+    assert tokenizer.decode(ids[len(plain):]) == "No thoughts." and ids[:len(plain)] == plain
+    assert decoders.encode(tokenizer, asked, arguments, raw=True) == tokenizer("Tom")["input_ids"]
+    command = ["--model", str(tmp_path / "model"), "--prompt", "Tom", "--max-new-tokens", "6", "--eos-id", "-1"]
+    assert decode.main([*command, "--chat", "enable_thinking=false"]) == 0
+    made = dlm_jax.generate(model, params, [ids], Autoregressive(), max_new_tokens=6, eos_id=-1)
+    answer = json.loads(capsys.readouterr().out)["answer"]
+    assert answer == tokenizer.decode(made.tokens[0], skip_special_tokens=True)
+    for chat, message in (("enable_thinking", "expected NAME=VALUE"), ("thinking_budget=3", "never reads"),
+                          ("=3", "expected NAME=VALUE")):
+        assert decode.main([*command, "--chat", chat]) == 2
+        assert f"--chat {chat}: " in (said := capsys.readouterr().err) and message in said
+
+
+def test_sampling_follows_the_seed(folder, capsys):
+    answers = []
+    for seed in ("3", "3", "4"):
+        assert decode.main(["--model", str(folder), "--prompt", "Tom", "--max-new-tokens", "12", "--eos-id", "-1",
+                            "--set", "temperature=1", "--seed", seed]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
 
 
 def test_prompts_are_read_as_training_rows_are(folder, tmp_path, capsys):
@@ -201,8 +255,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
     (["--model", "FOLDER", "--decoder", "guided"], "needs --guide PATH"),
     (["--model", "FOLDER", "--guide", "FOLDER"], "takes no guide"),
     (["--model", "FOLDER", "--decoder", "guided", "--guide", "FOLDER"], "is it the guide?"),
-    (["--model", "FOLDER", "--set", "slots=3"], "expected FIELD=VALUE with one of"),
-    (["--model", "FOLDER", "--set", "top_k=many"], "expected a int, as in top_k=0"),
+    (["--model", "FOLDER", "--set", "slots=3"], "--set slots: no such field; accepted: temperature"),
+    (["--model", "FOLDER", "--set", "top_k=many"], "expected an integer, as in top_k=0"),
     (["--model", "FOLDER", "--decoder", "refusion", "--set", "slot_size=5"], "not a multiple of slot_size"),
     (["--model", "FOLDER", "--decoder", "refusion", "--preset", "chess"], "humaneval"),
     (["--model", "FOLDER", "--prompt", "a", "--prompts", "b"], "exclude each other"),
@@ -212,7 +266,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
     (["--model", "FOLDER", "--max-new-tokens", "0"], "--max-new-tokens 0: at least 1"),
     (["--model", "FOLDER", "--batch-size", "0"], "--batch-size 0: at least 1"),
     (["--model", "FOLDER", "--stream", "--output", "x"], "give one"),
-    (["--model", "FOLDER", "--decoder", "refusion", "--set", "token_threshold=high"], "expected a float or none"),
+    (["--model", "FOLDER", "--decoder", "refusion", "--set", "token_threshold=high"], "expected a number or none"),
     (["--model", "FOLDER", "--prompt", "Tom", "--max-new-tokens", "9999"], "max_position_embeddings"),
 ])
 def test_bad_input_exits_with_2(folder, tmp_path, capsys, arguments, message):

@@ -1,14 +1,17 @@
 """The evaluate launcher: scores what the library scores, and refuses bad input with exit status 2."""
 
+import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 
 import dlm_jax
 from dlm_jax.data import sources, word_problems
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.evals import report
+from dlm_jax.decode import lossless
+from dlm_jax.evals import report, runner
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import evaluate
@@ -56,7 +59,53 @@ def test_what_is_written_is_what_the_library_answers(folder, data, tmp_path, cap
     assert "new directory" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def dual(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "dual"
+    dlm_jax.save(path, *dlm_jax.init_from_ar(*dlm_jax.load(folder)), tokenizer_from=folder)
+    return path
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_the_lossless_claim_is_checked_and_kept(dual, data, tmp_path, caplog, monkeypatch, fault):
+    if fault:  # the decoder says something else than plain decoding does
+        honest = lossless.check_lossless
+
+        def check(model, params, prompts, decoder, **options):
+            found = honest(model, params, prompts, decoder, **options)
+            wrong = lossless.Difference(0, 0, 5, 6, np.zeros(9), np.zeros(9), gap=1.0, error=0.0, block_error=0.0)
+            return dataclasses.replace(found, differences=(wrong,))
+
+        monkeypatch.setattr(runner, "check_lossless", check)
+    out = tmp_path / "found"
+    assert evaluate.main(["--model", str(dual), "--data", str(data), "--out", str(out), "--decoder", "orthrus", "--set",
+                          "block_size=4", "--max-new-tokens", "8", "--timed", "1", "--check-lossless"]) == int(fault)
+    row, = json.loads((out / "results.json").read_text())["systems"]
+    assert (row["lossless"], row["divergences"]) == ((1 - 1 / 3, 1) if fault else (1.0, 0))
+    assert row["lossless_report"].startswith("NOT lossless: 3 prompts" if fault else "lossless: 3 prompts")
+    assert row["lossless_report"] in caplog.text
+
+
+def test_a_sampled_answer_has_nothing_to_be_compared_with(dual, data, tmp_path, capsys):
+    assert evaluate.main(["--model", str(dual), "--data", str(data), "--out", str(tmp_path / "out"),
+                          "--decoder", "orthrus", "--set", "temperature=0.5", "--check-lossless"]) == 2
+    assert "greedy" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_chat_arguments_reach_every_question(folder, data, tmp_path, monkeypatch):
+    tokenizer = tokenizers.load(folder)
+    tokenizer.chat_template += "{{ opening | default('') }}"
+    dlm_jax.save(tmp_path / "model", *dlm_jax.load(folder), tokenizer_from=tokenizer)
+    seen, plain = [], runner.api.generate
+    monkeypatch.setattr(runner.api, "generate", lambda model, params, prompts, **options: seen.extend(
+        tokenizer.decode(ids) for ids in prompts) or plain(model, params, prompts, **options))
+    assert evaluate.main(["--model", str(tmp_path / "model"), "--data", str(data), "--out", str(tmp_path / "out"),
+                          "--chat", "opening=Well,", "--max-new-tokens", "2", "--timed", "1"]) == 0
+    assert seen and all(text.endswith("Well,") for text in seen)
+
+
 @pytest.mark.parametrize("change, reason", [
+    (["--check-lossless"], "--check-lossless: --decoder autoregressive makes no such claim"),
     (["--data", "none.jsonl"], "no such file"), (["--decoder", "telepathy"], "telepathy"),
     (["--set", "temperature=-1"], "temperature"), (["--limit", "0"], "--limit 0"),
     (["--model", "nowhere/at/all"], "nowhere"), (["--max-new-tokens", "4096"], "max_position_embeddings")])
