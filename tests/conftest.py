@@ -62,7 +62,7 @@ def tiny():
 def forget_executables():
     """Frees compiled code after each module: a process may hold only so many memory maps."""
     yield
-    from dlm_jax.decode import api
+    from dlm_jax.decode.executables import EXECUTABLES
 
-    api.EXECUTABLES.clear()
+    EXECUTABLES.clear()
     jax.clear_caches()

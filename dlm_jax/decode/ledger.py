@@ -1,7 +1,8 @@
 """One ledger for every decoder: what was computed for a row, and what came of it.
 
-Tokens per forward (TPF) = committed tokens, up to and including EOS, over model forwards after prefill; a
-guide's forwards are counted apart. Never a prompt token, never padding.
+Tokens per forward (TPF) = committed tokens, up to and including EOS, over the model forwards that could commit any:
+those after prefill, and the prefill where its output is a token, so that autoregression has exactly 1. A guide's
+forwards are counted apart. Never a prompt token, never padding.
 
 Letters: B batch, J kinds of forward.
 """
@@ -13,14 +14,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 
 KINDS = ("prefill", "denoise", "draft", "verify", "decode", "guide", "refresh")
 PREFILL, DENOISE, DRAFT, VERIFY, DECODE, GUIDE, REFRESH = range(len(KINDS))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Counts:
     """Running counts inside a decoding loop.
 
@@ -61,33 +62,39 @@ class Ledger:
       forwards: kind -> (B,) int array.
       positions: kind -> (B,) int array of query positions evaluated.
       committed: (B,) int array of tokens, up to and including EOS.
+      yielding: (B,) int array of prefills whose output was a token, 0 or 1.
     """
 
     forwards: dict[str, np.ndarray]
     positions: dict[str, np.ndarray]
     committed: np.ndarray
+    yielding: np.ndarray
 
     @classmethod
-    def read(cls, counts: Counts, committed: np.ndarray, rows: int) -> "Ledger":
-        """Takes the first `rows` rows of device counts to the host."""
-        forwards, positions = np.asarray(counts.forwards)[:rows], np.asarray(counts.positions)[:rows]
+    def read(cls, counts: Counts, committed: np.ndarray, yielding: np.ndarray, rows: np.ndarray) -> "Ledger":
+        """Takes the chosen rows of device counts to the host."""
+        forwards, positions = np.asarray(counts.forwards)[rows], np.asarray(counts.positions)[rows]
         by_kind = lambda x: {kind: x[:, j] for j, kind in enumerate(KINDS)}
-        return cls(by_kind(forwards), by_kind(positions), committed)
+        return cls(by_kind(forwards), by_kind(positions), committed, yielding)
 
     @classmethod
     def concatenate(cls, ledgers: list["Ledger"]) -> "Ledger":
         """Joins the rows of several ledgers."""
         join = lambda get: {kind: np.concatenate([get(x)[kind] for x in ledgers]) for kind in KINDS}
         return cls(join(lambda x: x.forwards), join(lambda x: x.positions),
-                   np.concatenate([x.committed for x in ledgers]))
+                   *(np.concatenate([getattr(x, name) for x in ledgers]) for name in ("committed", "yielding")))
 
     def after_prefill(self) -> np.ndarray:
         """Returns (B,) model forwards after prefill, guide excluded."""
         return sum(self.forwards[kind] for kind in KINDS if kind not in ("prefill", "guide"))
 
+    def committing(self) -> np.ndarray:
+        """Returns (B,) model forwards that could commit tokens."""
+        return self.after_prefill() + self.yielding
+
     def tokens_per_forward(self) -> float:
-        """Returns all committed tokens over all model forwards after prefill, summed over rows."""
-        forwards = int(self.after_prefill().sum())
+        """Returns all committed tokens over all model forwards that could commit any, summed over rows."""
+        forwards = int(self.committing().sum())
         return float(self.committed.sum()) / forwards if forwards else float("nan")
 
     def totals(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Turning logits into tokens: greedy, temperature, top-k, top-p; a key for every draw, so rows never interact.
+"""Turning logits into tokens: one sampler for every decoder, and a key for every draw, so rows never interact.
 
 Letters: B batch, T positions, V vocabulary.
 """
@@ -7,7 +7,46 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
+
+from dlm_jax.decode.parts import Part, number, whole
+
+
+@struct.dataclass
+class Sampler(Part):
+    """How logits become tokens; the work of sampling is skipped at run time where the temperature is 0.
+
+    Attributes:
+      temperature: unitless; 0 takes the likeliest token.
+      top_k: tokens kept before sampling; 0 keeps all.
+      top_p: probability mass kept before sampling, in (0, 1], after `top_k`; 1 keeps all.
+    """
+
+    temperature: float = number(0.0)
+    top_k: int = whole(0)
+    top_p: float = number(1.0, least=1e-6, most=1.0)
+
+    @property
+    def warm(self) -> Array:
+        """() bool, whether tokens are drawn at random."""
+        return jnp.asarray(self.temperature) > 0
+
+    def shaped(self, logits: Array, temperature: Array | float | None = None) -> Array:
+        """Returns the (..., V) logits of the distribution that is drawn from, -inf where removed.
+
+        Args:
+          logits: (..., V) float32.
+          temperature: () float32 in place of the sampler's own.
+        """
+        logits = logits / jnp.maximum(self.temperature if temperature is None else temperature, 1e-6)
+        off = (jnp.asarray(self.top_k) <= 0) & (jnp.asarray(self.top_p) >= 1.0)
+        return jax.lax.cond(off, lambda x: x, lambda x: truncate(x, self.top_k, self.top_p), logits)
+
+    def draw(self, logits: Array, keys: Array) -> Array:
+        """Returns (B, T) int32 tokens of (B, T, V) float32 logits, each from its own of the (B, T) PRNG keys."""
+        greedy = likeliest(logits)
+        return jax.lax.cond(self.warm, lambda: draw(self.shaped(logits), keys), lambda: greedy)
 
 
 def truncate(logits: Array, top_k: Array | int = 0, top_p: Array | float = 1.0) -> Array:
@@ -46,28 +85,6 @@ def _from(logits: Array, enough) -> Array:
     return jnp.where(ordered >= threshold[..., None], logits, -jnp.inf)
 
 
-def scaled(
-    logits: Array, temperature: Array | float, top_k: Array | int | None = None, top_p: Array | float | None = None
-) -> Array:
-    """Returns the logits of the distribution that is sampled from; removed tokens have -inf.
-
-    Args:
-      logits: (..., V) float32.
-      temperature: () float32 above 0, unitless.
-      top_k: () int32 or None (not used); 0 is off.
-      top_p: () float32 or None (not used); 1 is off.
-
-    Returns:
-      (..., V) float32.
-    """
-    logits = logits / jnp.maximum(temperature, 1e-6)
-    if top_k is None and top_p is None:
-        return logits
-    k, p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
-    off = (jnp.asarray(k) <= 0) & (jnp.asarray(p) >= 1.0)
-    return jax.lax.cond(off, lambda x: x, lambda x: truncate(x, k, p), logits)
-
-
 def likeliest(logits: Array) -> Array:
     """Returns the (...) int32 index of the largest of (..., V) float32 logits, of equals the first.
 
@@ -99,42 +116,16 @@ def draw(logits: Array, keys: Array) -> Array:
     return likeliest(logits + jax.vmap(jax.vmap(gumbel))(keys))
 
 
-def sample(
-    logits: Array,
-    keys: Array,
-    temperature: Array | float = 0.0,
-    top_k: Array | int | None = None,
-    top_p: Array | float | None = None,
-) -> Array:
-    """Draws one token per position; temperature 0 takes the likeliest.
-
-    All controls are traced, and the work of sampling is skipped at run time when the temperature is 0.
-
-    Args:
-      logits: (B, T, V) float32.
-      keys: (B, T) PRNG keys, one a draw.
-      temperature: () float32, unitless.
-      top_k: () int32 or None (not used); 0 is off.
-      top_p: () float32 or None (not used); 1 is off.
-
-    Returns:
-      (B, T) int32 token ids.
-    """
-    greedy = likeliest(logits)
-    return jax.lax.cond(
-        jnp.asarray(temperature) > 0, lambda: draw(scaled(logits, temperature, top_k, top_p), keys), lambda: greedy)
-
-
-def draw_keys(keys: Array, forward: Array, index: Array) -> Array:
+def draw_keys(keys: Array, forward: Array, number: Array) -> Array:
     """Returns the key of every draw of a forward; it knows the token's place, not its neighbours or the batch.
 
     Args:
       keys: (B,) PRNG keys, one a row.
       forward: (B,) int32 forwards of the row so far.
-      index: (B, T) int32 generated-token index of each draw.
+      number: (B, T) int32 number of each drawn token, see `request`.
 
     Returns:
       (B, T) PRNG keys.
     """
     of_forward = jax.vmap(jax.random.fold_in)(keys, forward)
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(of_forward, index)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(of_forward, number)

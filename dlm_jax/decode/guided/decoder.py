@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dlm_jax.decode import guided_rules as rules
+from dlm_jax.decode.guided import rules
 from dlm_jax.decode import sampling, window
-from dlm_jax.decode.guided_model import GuidedScorer
+from dlm_jax.decode.guided.model import GuidedScorer
 from dlm_jax.decode.ledger import DRAFT, GUIDE, Counts
 from dlm_jax.decode.state import (
     AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_mask, check_no_mask, check_number, prefill)

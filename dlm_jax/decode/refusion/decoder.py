@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dlm_jax.decode import refusion_rules as rules
+from dlm_jax.decode.refusion import rules
 from dlm_jax.decode import sampling
-from dlm_jax.decode.refusion_state import (
+from dlm_jax.decode.refusion.state import (
     COMMITTED, FRESH, INFILL_MANY, INFILL_ONE, JUDGE, KIND, PLAN, RECOMPUTE, REDRAFT, REJUDGE, Queries, State)
 from dlm_jax.decode.state import (
     AUTOREGRESSIVE, DRAFTED, Canvas, Request, check_attention, check_mask, check_number, prefill)

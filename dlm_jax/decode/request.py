@@ -1,0 +1,142 @@
+"""What is asked of a decoder, and where the tokens of each row stand.
+
+A token has four numbers, which mean the same everywhere:
+
+* its *number* counts from the first generated token, 0; the prompt's tokens have -prompt_length ... -1;
+* its *position* is logical, prompt_length + number, and the only thing RoPE sees;
+* its *entry* is its place in buffers and caches of P + G: prompts begin at 0, generated tokens at P;
+* its *rank* is what the visibility rule compares. It is the position, unless a decoder says otherwise.
+
+What must not be written goes to the entry S, which no buffer has. Nothing of a row depends on its neighbours.
+
+Letters: B batch, W tokens, P prompt capacity, G generation capacity, S = P + G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+
+from dlm_jax.nn import visibility as vis
+
+
+@struct.dataclass
+class Request:
+    """A batch of prompts and its limits; every value is traced, only `capacity` fixes a shape.
+
+    Attributes:
+      prompt: (B, P) int32, right-padded.
+      prompt_length: (B,) int32, at least 1.
+      max_new_tokens: (B,) int32, at most G; 0 for rows that only fill up the batch.
+      eos_id: () int32; -1 for none.
+      mask_id: () int32; -1 for none.
+      keys: (B,) PRNG keys.
+      capacity: G, static.
+    """
+
+    prompt: Array
+    prompt_length: Array
+    max_new_tokens: Array
+    eos_id: Array
+    mask_id: Array
+    keys: Array
+    capacity: int = struct.field(pytree_node=False)
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.prompt.shape[0]
+
+    @property
+    def prompt_capacity(self) -> int:
+        """P."""
+        return self.prompt.shape[1]
+
+    @property
+    def entries(self) -> int:
+        """S = P + G; as an entry, the one where things are discarded."""
+        return self.prompt_capacity + self.capacity
+
+    def position(self, number: Array) -> Array:
+        """Returns the (B, W) positions of (B, W) numbers."""
+        return self.prompt_length[:, None] + number
+
+    def entry(self, number: Array) -> Array:
+        """Returns the (B, W) entries of (B, W) numbers, within the buffer."""
+        at = jnp.where(number < 0, self.position(number), self.prompt_capacity + number)
+        return jnp.clip(at, 0, self.entries - 1)
+
+    def numbers(self) -> Array:
+        """Returns (B, S) int32 number of each entry, G on the prompt's padding."""
+        entry = jnp.arange(self.entries, dtype=jnp.int32)
+        prompt = jnp.where(entry < self.prompt_length[:, None], entry - self.prompt_length[:, None], self.capacity)
+        return jnp.where(entry < self.prompt_capacity, prompt, entry - self.prompt_capacity)
+
+    def ranks(self) -> Array:
+        """Returns (B, S) int32 rank of each entry: its position, -1 on padding and beyond the row's limit."""
+        number = self.numbers()
+        return jnp.where(number < self.max_new_tokens[:, None], self.position(number), vis.NONE)
+
+    def buffer(self, tokens: Array) -> Array:
+        """Returns the (B, S) tokens of prompt and canvas; `tokens` are the canvas', (B, G)."""
+        return jnp.concatenate([self.prompt, tokens], axis=1)
+
+
+def make(
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    capacity: int,
+    eos_id: int | None = None,
+    mask_id: int | None = None,
+    seed: int = 0,
+    first_row: int = 0,
+    batch: int = 1,
+    prompt_capacity: int = 1,
+) -> Request:
+    """Lays prompts out in a bucketed batch.
+
+    Args:
+      prompts: ragged lists of token ids, checked.
+      max_new_tokens: tokens to generate, one number or one a prompt.
+      capacity: G, canvas length.
+      eos_id: id that ends a row, or None.
+      mask_id: id of the mask token, or None.
+      seed: of sampling; row i draws from (seed, first_row + i), whatever batch it is in.
+      first_row: number of the first prompt.
+      batch, prompt_capacity: least B and P, so that several batches share a shape.
+
+    Returns:
+      The request.
+    """
+    rows = [np.asarray(p, np.int32) for p in prompts]
+    lengths = np.array([len(r) for r in rows], np.int32)
+    limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+    B, P = bucket(max(len(rows), batch), least=1), bucket(max(int(lengths.max()), prompt_capacity))
+    tokens = np.zeros((B, P), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    pad = lambda x, value: np.concatenate([x, np.full(B - len(rows), value, np.int32)])
+    no = lambda x: np.int32(-1 if x is None else x)
+    keys = _row_keys(jax.random.key(seed), first_row + np.arange(B, dtype=np.uint32))
+    return Request(*jax.device_put((tokens, pad(lengths, 1), pad(limits, 0), no(eos_id), no(mask_id))), keys, capacity)
+
+
+@jax.jit
+def _row_keys(key, rows):
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+
+def bucket(size: int, least: int = 16) -> int:
+    """Returns the smallest of 16, 24, 32, 48, 64, 96, … that is at least `size`: few shapes, little padding."""
+    power = least
+    while power < size:
+        if power * 3 // 2 >= size:
+            return power * 3 // 2
+        power *= 2
+    return power
