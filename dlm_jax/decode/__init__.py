@@ -10,3 +10,5 @@ from dlm_jax.decode.parts import number, static, whole
 from dlm_jax.decode.protocol import Decoder, Needs, decoder
 from dlm_jax.decode.runner import Runner
 from dlm_jax.decode.sampling import Sampler
+from dlm_jax.decode import masked
+from dlm_jax.decode.masked import *  # noqa: F403

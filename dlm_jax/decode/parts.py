@@ -43,10 +43,9 @@ class Part:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            # jax makes parts too, of tracers and of placeholders
-            if "kind" in field.metadata and isinstance(value, (bool, int, float, str, tuple, list, np.generic)):
-                check_number(field.name, value, field.metadata["least"], field.metadata["most"], field.metadata["kind"])
+            value, rule = getattr(self, field.name), field.metadata
+            if "kind" in rule and not (value is None and field.default is None):
+                check_number(field.name, value, rule["least"], rule["most"], rule["kind"])
 
 
 def traced(part: Any, name: str = "") -> Any:
@@ -62,7 +61,7 @@ def traced(part: Any, name: str = "") -> Any:
     changes = {}
     for field in dataclasses.fields(part):
         value, label = getattr(part, field.name), f"{name}{field.name}"
-        if not field.metadata.get("pytree_node", True) or value is None is field.default:
+        if not field.metadata.get("pytree_node", True) or (value is None and field.default is None):
             continue
         if dataclasses.is_dataclass(value):
             changes[field.name] = traced(value, f"{label}.")
@@ -80,10 +79,12 @@ def check_number(name: str, value: float, least: float, most: float = math.inf, 
 
     Args:
       name: of the hyperparameter.
-      value: what was given; a float may be given as an int.
+      value: what was given; a float may be given as an int. Arrays and placeholders, of which jax makes parts too, pass.
       least, most: accepted range.
       kind: float or int.
     """
+    if not isinstance(value, (bool, int, float, complex, str, tuple, list, dict, np.generic, type(None))):
+        return
     fits = isinstance(value, (int, np.integer)) or (kind is float and isinstance(value, (float, np.floating)))
     if not fits or isinstance(value, bool) or not least <= value <= most or value == math.inf:  # NaN: false
         upper = " and finite" if most == math.inf else f" and at most {most}"

@@ -54,20 +54,18 @@ class Keys:
     order: Array | None = None
 
 
-def window(request: Request, tokens: Array, start: Array, stop: Array, width: int, limit: Array | None = None
-           ) -> Queries:
-    """Returns queries for the tokens [start, stop) of every row, each of which sees the row up to a limit.
+def window(request: Request, tokens: Array, start: Array, stop: Array, width: int) -> Queries:
+    """Returns queries for the tokens [start, stop) of every row, each of which sees the whole row.
 
     Args:
       request: the batch.
       tokens: (B, G) int32 canvas, masks where nothing is committed.
       start, stop: (B,) int32 numbers; a row with start >= stop has no queries.
       width: Q, static.
-      limit: (B, Q) int32 ranks; None lets every token see the whole row.
     """
     number = start[:, None] + jnp.arange(width, dtype=jnp.int32)
     read = jnp.take_along_axis(request.buffer(tokens), request.entry(number), axis=1)
-    return Queries(read, number, number < stop[:, None], jnp.full_like(number, vis.LAST) if limit is None else limit)
+    return Queries(read, number, number < stop[:, None], jnp.full_like(number, vis.LAST))
 
 
 def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, wanted: Array | None = None, *,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.models.config import TransformerConfig
-from dlm_jax.models.layers import VIEWS
+from dlm_jax.models.layers import MIXERS, VIEWS
 from dlm_jax.models.transformer import Transformer
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
@@ -25,7 +25,13 @@ def build(config: TransformerConfig, *, dtype: Any = None, remat: bool = False) 
       config: shape and family.
       dtype: computation dtype; None computes in the parameters' own.
       remat: recompute layers in the backward pass.
+
+    Raises:
+      ValueError: a kind of layer in the pattern that is not known.
     """
+    unknown = sorted({*config.pattern} - {*MIXERS})
+    if unknown:
+        raise ValueError(f"pattern {config.pattern}: {unknown[0]!r} is no kind of layer; accepted: {sorted(MIXERS)}")
     return Transformer(config, dtype, remat)
 
 

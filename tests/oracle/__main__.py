@@ -28,7 +28,7 @@ def run_folder(folder: Path) -> tuple[bool, float, str, float]:
     """Returns (passed, largest error, detail, seconds) of one case folder; any exception is a failure."""
     import jax
 
-    from dlm_jax.decode import api
+    from dlm_jax.decode.executables import EXECUTABLES
 
     cache = Path(__file__).resolve().parents[2] / ".cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -41,7 +41,7 @@ def run_folder(folder: Path) -> tuple[bool, float, str, float]:
         traceback.print_exc()
         passed, error, detail = False, float("nan"), f"{type(problem).__name__}: {problem}"
     finally:  # compiled code takes hundreds of memory maps a program, and a process may hold only so many
-        api.EXECUTABLES.clear()
+        EXECUTABLES.clear()
         jax.clear_caches()
     return passed, error, detail, time.perf_counter() - start
 

@@ -12,15 +12,14 @@ one of a hundred tries, from noise of 1e-7 on the confidences.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import numpy as np
 
 import dlm_jax
-from dlm_jax.decode import masked_presets as presets
-from dlm_jax.decode.masked import MaskedDiffusion
+from dlm_jax import decode
+from dlm_jax.decode import MaskedDiffusion
 from tests.oracle.masked import Folder, Outcome
 
 UNFINISHED = "blocks that the released code leaves with masks, compared up to there"
@@ -33,31 +32,33 @@ def decoder_of(case: dict) -> MaskedDiffusion:
     """Returns the decoder with a case's settings."""
     p, kind = case["params"], case["kind"]
     length, block = _length(p), p.get("block_length", p.get("block_size")) or 0
-    common = {"temperature": p.get("temperature", 0.0), "block_length": block}
+    heat = {"temperature": p.get("temperature", 0.0)}
     if kind == "bd3_sample":
         steps = p["steps_per_block"] * -(-length // block)
-        return presets.block_diffusion(steps=steps, cfg_scale=p["cfg_scale"], **common)
+        return decode.block_diffusion(steps=steps, cfg_scale=p["cfg_scale"], block_length=block, **heat)
     if "block_add_threshold" in p:
-        multi = {name: p[name] for name in ("block_add_threshold", "decoded_token_threshold") if p[name] is not None}
-        return presets.d3llm(threshold=p["threshold"], multi_block=kind == "multi_block",
-                             early_stop=p["early_stop"], **multi, **common)
+        numbers = {ours: p[theirs] for ours, theirs in (
+            ("add", "block_add_threshold"), ("sure", "decoded_token_threshold")) if p[theirs] is not None}
+        return decode.d3llm(threshold=p["threshold"], early_stop=p["early_stop"], block_length=block,
+                            ahead=decode.Ahead(**numbers) if kind == "multi_block" else None, **heat)
     if kind in ("no_cache", "prefix", "dual"):
-        cache = "none" if kind == "no_cache" else kind
+        cache = {"no_cache": decode.NoCache(), "prefix": decode.Prefix(), "dual": decode.Dual()}[kind]
         if "alg" in p:  # Dream
-            return presets.fast_dllm_dream(
-                cache=cache, threshold=p["threshold"], steps=0 if cache != "none" and p["threshold"] else p["steps"],
-                **common | ({"block_length": 0} if cache == "none" else {}))
+            return decode.fast_dllm_dream(
+                cache=cache, threshold=p["threshold"], steps=0 if cache.keeps and p["threshold"] else p["steps"],
+                block_length=block or 32, **heat)
         counted = p["threshold"] is None and p["factor"] is None  # the other rules take no steps
-        return presets.fast_dllm(cache=cache, threshold=p["threshold"], factor=p["factor"],
-                                 steps=p["steps"] if counted else 0, **common)
-    cache = {"cache": "free" if kind in ("block_cached", "freecache_block") else "none"}
+        return decode.fast_dllm(cache=cache, threshold=p["threshold"], factor=p["factor"],
+                                steps=p["steps"] if counted else 0, block_length=block, **heat)
+    more = {"schedule": decode.Blocks(block) if block else decode.Whole(),
+            "cache": decode.Free() if kind in ("block_cached", "freecache_block") else decode.NoCache(), **heat}
     if "alg" in p:
-        run = p.get("early_stop_consecutive") or 1
-        stop = {"early_stop": "run", "eos_run": run} if p.get("early_stop") else {}
-        more = {"top_p": p.get("top_p") or 1.0, "top_k": p.get("top_k") or 0, "eps": p["eps"]}
-        return presets.dream(steps=p["steps"], alg=p["alg"], alg_temp=p["alg_temp"], **cache, **stop, **more, **common)
-    return presets.llada(steps=p["steps"], remasking=p["remasking"], cfg_scale=p["cfg_scale"],
-                         early_stop="fill" if p.get("early_stop") else "none", **cache, **common)
+        if p.get("early_stop"):
+            more["stop"] = decode.Run(p.get("early_stop_consecutive") or 1)
+        more |= {"top_p": p.get("top_p") or 1.0, "top_k": p.get("top_k") or 0, "eps": p["eps"]}
+        return decode.dream(steps=p["steps"], alg=p["alg"], alg_temp=p["alg_temp"], **more)
+    return decode.llada(steps=p["steps"], remasking=p["remasking"], cfg_scale=p["cfg_scale"],
+                        **more | {"stop": decode.Fill() if p.get("early_stop") else decode.Never()})
 
 
 def _length(params: dict) -> int:
@@ -94,7 +95,7 @@ def decoded(folder: Folder) -> dict[str, tuple[Any, int, Any]]:
 
 
 def _with_noise(again: Any, decoder: MaskedDiffusion, seed: int) -> Any:
-    return again(dataclasses.replace(decoder, commit_temperature=1e-7), seed=seed)
+    return again(decoder.replace(commit=decode.Noisy(decoder.commit, 1e-7)), seed=seed)
 
 
 def run(folder: Folder, case: dict) -> Outcome:

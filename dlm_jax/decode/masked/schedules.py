@@ -1,78 +1,118 @@
-"""When tokens may be committed: how many each forward takes, and which blocks are open.
+"""Which tokens are open: the whole answer, its blocks from left to right, or several blocks at once.
 
 Letters: B batch, G canvas length, n blocks of a canvas.
 """
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
+from dlm_jax.decode.masked.drafts import Drafts, places
+from dlm_jax.decode.parts import Part, number, static
 
-def block_steps(steps: Array, tokens: Array, block_length: Array | int) -> tuple[Array, Array]:
-    """Returns (B,) steps of each block, and (B,) steps of the whole answer.
 
-    Args:
-      steps: () int32 for the whole answer; 0 takes one a token.
-      tokens: (B,) int32 answer length.
-      block_length: tokens of a block.
+@runtime_checkable
+class Schedule(Protocol):
+    """Opens blocks; blocks are numbered from 0, and all before the first mask's are finished."""
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one unfinished block may be open; static."""
+        return False
+
+    def block_length(self, capacity: int) -> int:
+        """Returns the tokens of a block for a canvas of that length; static."""
+        raise NotImplementedError(f"{type(self).__name__} has no block_length(capacity)")
+
+    def opened(self, opened: Array, masked: Array, tokens: Array, ended: Array) -> Array:
+        """Returns the (B,) int32 number of blocks open.
+
+        Args:
+          opened: (B,) int32 blocks open so far, the first unfinished one included.
+          masked: (B, G) bool tokens still to come.
+          tokens: (B,) int32 answer length.
+          ended: (B,) bool rows whose EOS has filled what follows.
+        """
+        return opened
+
+    def forced(self, chosen: Array, drafts: Drafts, masked: Array, tokens: Array, opened: Array) -> Array:
+        """Returns (B, C) bool: candidates that are committed besides the `chosen` ones; arguments as of `opened`."""
+        return jnp.zeros_like(chosen)
+
+
+@struct.dataclass
+class Whole(Schedule):
+    """The answer is one block."""
+
+    def block_length(self, capacity: int) -> int:
+        """See `Schedule.block_length`."""
+        return capacity
+
+
+@struct.dataclass
+class Ahead(Part):
+    """When blocks open before their predecessors are finished.
+
+    Attributes:
+      add: committed share of the newest block at which the next opens.
+      sure: committed share at which a block's successor is sure to get a token a forward.
+
+    Source: d3LLM (arXiv 2601.07568), multi-block decoding: block_add_threshold, decoded_token_threshold.
     """
-    blocks = jnp.maximum(-(-tokens // block_length), 1)
-    whole = jnp.where(steps > 0, steps, blocks * jnp.minimum(tokens, block_length))
-    return jnp.maximum(whole // blocks, 1), jnp.maximum(whole, 1)
+
+    add: float = number(0.1, most=1.0)
+    sure: float = number(0.95, most=1.0)
 
 
-def even(tokens: Array, steps: Array, step: Array) -> Array:
-    """Returns (B,) tokens of a step: equal shares, the remainder given to the first steps (LLaDA).
+@struct.dataclass
+class Blocks(Part, Schedule):
+    """Blocks from left to right (semi-autoregressive).
 
-    Args:
-      tokens: (B,) int32 tokens of the block.
-      steps: (B,) int32 steps of the block.
-      step: (B,) int32 steps taken.
+    Attributes:
+      length: tokens of a block.
+      ahead: opens blocks early; None opens one when its predecessor is finished.
     """
-    return tokens // steps + (step < tokens % steps)
 
+    length: int = static(32, least=1)
+    ahead: Ahead | None = None
 
-def by_time(masked: Array, steps: Array, step: Array, eps: Array) -> Array:
-    """Returns (B,) tokens of a step: floor(masked * (1 - s / t)), time falling evenly from 1 to eps (Dream).
+    @property
+    def several(self) -> bool:
+        """See `Schedule.several`."""
+        return self.ahead is not None
 
-    Args:
-      masked: (B,) int32 tokens still masked.
-      steps: (B,) int32 steps from time 1 to eps.
-      step: (B,) int32 steps taken.
-      eps: () float32 last time.
-    """
-    return jnp.floor(masked * elapsed(steps, step, eps)).astype(jnp.int32)
+    def block_length(self, capacity: int) -> int:
+        """See `Schedule.block_length`."""
+        return self.length
 
+    def opened(self, opened: Array, masked: Array, tokens: Array, ended: Array) -> Array:
+        """See `Schedule.opened`."""
+        if self.ahead is None:
+            return opened
+        done = progress(masked, tokens, self._size(masked))
+        newest = jnp.take_along_axis(done, jnp.minimum(opened, done.shape[1])[:, None] - 1, axis=1)[:, 0]
+        more = (newest >= jnp.minimum(self.ahead.add, 1.0)) & ~ended
+        return jnp.minimum(opened + more, done.shape[1])
 
-def elapsed(steps: Array, step: Array, eps: Array) -> Array:
-    """Returns (B,) float32 share 1 - s/t of what is masked that a step from time t to s unmasks.
+    def forced(self, chosen: Array, drafts: Drafts, masked: Array, tokens: Array, opened: Array) -> Array:
+        """See `Schedule.forced`: the first unfinished block must commit a token if it got none and its turn has come."""
+        if self.ahead is None:
+            return jnp.zeros_like(chosen)
+        ready = progress(masked, tokens, self._size(masked)) >= self.ahead.sure
+        B, n = ready.shape
+        split = lambda x: jnp.any(x.reshape(B, n, -1), axis=2)
+        turn = jnp.concatenate([jnp.ones((B, 1), bool), ready[:, :-1]], axis=1)  # the prompt is ready
+        turn &= (jnp.arange(n) < opened[:, None]) & split(masked)
+        turn &= (jnp.cumsum(turn, axis=1) == 1) & ~split(chosen)
+        inside = jnp.repeat(turn, masked.shape[1] // n, axis=1) & drafts.eligible
+        return inside & (places(drafts.confidence, inside) == 0)
 
-    Args:
-      steps: (B,) int32 steps from time 1 to eps.
-      step: (B,) int32 steps taken.
-      eps: () float32 last time.
-    """
-    stride = (eps - 1.0) / steps.astype(jnp.float32)
-    # from the nearer end, as torch.linspace does, so that float32 rounds alike
-    time = lambda i: jnp.where(i < (steps + 1) // 2, 1.0 + stride * i, eps - stride * (steps - i))
-    return 1.0 - time(step + 1) / time(step)
-
-
-def shares(masked: Array, steps: Array, step: Array) -> tuple[Array, Array]:
-    """Returns (B,) tokens of a step and (B,) steps taken then: what is left over the steps left, rounded half to even.
-
-    Steps that would commit nothing are passed over without a forward (the linear schedule of dllm's samplers).
-
-    Args:
-      masked: (B,) int32 tokens of the block still masked.
-      steps: (B,) int32 steps of the block.
-      step: (B,) int32 steps taken.
-    """
-    left = jnp.clip(steps - step, 1, jnp.maximum(2 * masked - 1, 1))  # masked / left > 1/2, which rounds to 1 or more
-    whole, rest = masked // left, masked % left
-    up = (2 * rest > left) | ((2 * rest == left) & (whole % 2 == 1))
-    return whole + up, steps - left + 1
+    def _size(self, masked: Array) -> int:
+        return min(self.length, masked.shape[1])
 
 
 def progress(masked: Array, tokens: Array, block_length: int) -> Array:
@@ -87,19 +127,3 @@ def progress(masked: Array, tokens: Array, block_length: int) -> Array:
     left = jnp.sum(masked.reshape(B, G // block_length, block_length), axis=2)
     size = jnp.clip(tokens[:, None] - jnp.arange(0, G, block_length), 1, block_length)
     return 1.0 - left / size
-
-
-def open_next(opened: Array, done: Array, ended: Array, add_threshold: Array) -> Array:
-    """Returns (B,) blocks open: one more where the newest is far enough.
-
-    Args:
-      opened: (B,) int32 blocks open, at least 1.
-      done: (B, n) float32, see `progress`.
-      ended: (B,) bool rows that open no more.
-      add_threshold: committed share of the newest block from which on the next opens.
-
-    Source: d3LLM (arXiv 2601.07568), multi-block decoding.
-    """
-    newest = jnp.take_along_axis(done, jnp.minimum(opened, done.shape[1])[:, None] - 1, axis=1)[:, 0]
-    more = (newest >= jnp.minimum(add_threshold, 1.0)) & ~ended
-    return jnp.minimum(opened + more, done.shape[1])

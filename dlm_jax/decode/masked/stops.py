@@ -1,66 +1,134 @@
 """What an EOS does to the rest of an answer.
 
-none: nothing, every token is decoded. fill: all after the first EOS becomes EOS (FreeCache for LLaDA). run: where the
-committed tokens have no gap and end in several EOS, the rest becomes EOS (FreeCache for Dream). block: nothing after
-the block that holds one is decoded (block diffusion). late_fill: as fill, but not once every token is committed, and
-the tokens filled stay candidates of one more forward (d3LLM's released code).
-
 Letters: B batch, G canvas length.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
-from dlm_jax.decode.state import DRAFTED, Canvas, Request
-
-KINDS = ("none", "fill", "run", "block", "late_fill")
-NONE, FILL, RUN, BLOCK, LATE_FILL = range(len(KINDS))
-
-
-def masked(request: Request, canvas: Canvas) -> Array:
-    """Returns (B, G) bool: the tokens still to come."""
-    inside = jnp.arange(request.capacity) < request.max_new_tokens[:, None]
-    return inside & (canvas.committed_at < 0)
+from dlm_jax.decode.canvas import Canvas
+from dlm_jax.decode.parts import Part, whole
+from dlm_jax.decode.request import Request
 
 
-def found(request: Request, canvas: Canvas) -> Array:
-    """Returns (B, G) bool: committed EOS."""
-    return (canvas.tokens == request.eos_id) & (canvas.committed_at >= 0)
+@struct.dataclass
+class Board:
+    """An answer as a stop sees it.
 
-
-def fill(
-    kind: Array, request: Request, canvas: Canvas, run: Array, forward: Array, live: Array
-) -> tuple[Canvas, Array]:
-    """Puts EOS where the rule wants them.
-
-    Args:
-      kind: () int32 index into `KINDS`.
-      request: the batch.
-      canvas: after a forward's commits.
-      run: () int32 EOS in a row, for "run".
-      forward: (B,) int32 forwards after prefill so far.
-      live: (B,) bool rows that may change.
-
-    Returns:
-      The canvas, and (B, G) bool tokens that stay candidates.
+    Attributes:
+      masked: (B, G) bool tokens still to come.
+      eos: (B, G) bool committed EOS.
+      tokens: (B,) int32 answer length.
     """
-    index, left, eos = jnp.arange(request.capacity), masked(request, canvas), found(request, canvas)
-    behind = (index < request.max_new_tokens[:, None]) & (jnp.cumsum(eos, axis=1) - eos > 0)
-    unfinished = jnp.any(left, axis=1, keepdims=True)
-    length = jnp.argmax(left, axis=1)[:, None]  # tokens before the first mask, where there is one
-    tail = (index < length) & (index >= length - run)
-    gapless = jnp.all(left | (index < length) | (index >= request.max_new_tokens[:, None]), axis=1, keepdims=True)
-    over = unfinished & gapless & (length >= run) & jnp.all(eos | ~tail, axis=1, keepdims=True)
-    rest = jnp.select(
-        [kind == FILL, kind == RUN, kind == LATE_FILL], [behind, left & over, behind & unfinished], False)
-    rest &= live[:, None]
-    fresh = rest & left
-    filled = dataclasses.replace(
-        canvas, tokens=jnp.where(rest, request.eos_id, canvas.tokens),
-        committed_at=jnp.where(fresh, forward[:, None], canvas.committed_at),
-        origin=jnp.where(fresh, DRAFTED, canvas.origin))
-    return filled, fresh & (kind == LATE_FILL)
+
+    masked: Array
+    eos: Array
+    tokens: Array
+
+    @property
+    def index(self) -> Array:
+        """(G,) int32 numbers."""
+        return jnp.arange(self.masked.shape[1], dtype=jnp.int32)
+
+    @property
+    def behind(self) -> Array:
+        """(B, G) bool tokens of the answer behind its first committed EOS."""
+        return (self.index < self.tokens[:, None]) & (jnp.cumsum(self.eos, axis=1) - self.eos > 0)
+
+
+def board(request: Request, canvas: Canvas) -> Board:
+    """Returns what stops see of a canvas."""
+    inside = jnp.arange(request.capacity) < request.max_new_tokens[:, None]
+    committed = canvas.committed_at >= 0
+    return Board(inside & ~committed, (canvas.tokens == request.eos_id) & committed, request.max_new_tokens)
+
+
+@runtime_checkable
+class Stop(Protocol):
+    """Ends answers; subclass it, make it a `flax.struct.dataclass`, and write `fill`."""
+
+    late: ClassVar[bool] = False  # whether filled tokens stay candidates of one more forward
+    fills: ClassVar[bool] = False  # whether an EOS fills all behind it, so that no further block need open
+
+    def fill(self, board: Board) -> Array:
+        """Returns (B, G) bool: the tokens that become EOS."""
+        raise NotImplementedError(f"{type(self).__name__} has no fill(board)")
+
+    def ends(self, board: Board, finished: Array) -> Array:
+        """Returns (B,) bool: the rows that end though masks are left.
+
+        Args:
+          board: the answer.
+          finished: (B, G) bool tokens of the blocks finished, all False where the last forward finished none.
+        """
+        return jnp.zeros(finished.shape[:1], bool)
+
+
+@struct.dataclass
+class Never(Stop):
+    """Every token is decoded."""
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        return jnp.zeros_like(board.masked)
+
+
+@struct.dataclass
+class Fill(Stop):
+    """All after the first EOS becomes EOS (FreeCache for LLaDA)."""
+
+    fills = True
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        return board.behind
+
+
+@struct.dataclass
+class LateFill(Stop):
+    """As `Fill`, but not once every token is committed, and the tokens filled stay candidates of one more forward
+    (d3LLM's released code)."""
+
+    late = fills = True
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        return board.behind & jnp.any(board.masked, axis=1, keepdims=True)
+
+
+@struct.dataclass
+class Run(Part, Stop):
+    """Where the committed tokens have no gap and end in several EOS, the rest becomes EOS (FreeCache for Dream).
+
+    Attributes:
+      length: EOS in a row.
+    """
+
+    length: int = whole(1, least=1)
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        left, index = board.masked, board.index
+        first = jnp.argmax(left, axis=1)[:, None]  # tokens before the first mask, where there is one
+        tail = (index < first) & (index >= first - self.length)
+        outside = (index < first) | (index >= board.tokens[:, None])
+        over = jnp.all(left | outside, axis=1, keepdims=True) & (first >= self.length)
+        return left & over & jnp.all(board.eos | ~tail, axis=1, keepdims=True)
+
+
+@struct.dataclass
+class AfterBlock(Stop):
+    """Nothing after the block that holds an EOS is decoded (block diffusion)."""
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        return jnp.zeros_like(board.masked)
+
+    def ends(self, board: Board, finished: Array) -> Array:
+        """See `Stop.ends`."""
+        return jnp.any(board.eos & finished, axis=1)
