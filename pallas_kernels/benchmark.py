@@ -25,7 +25,6 @@ import numpy as np
 from pallas_kernels import dispatch, timing
 from pallas_kernels.attention import arg_specs as attention_specs
 from pallas_kernels.attention.api import block_mask_attention
-from pallas_kernels.attention.mask_spec import visible
 from pallas_kernels.gated_delta import arg_specs as delta_specs
 from pallas_kernels.gated_delta.api import FORMS, two_stream_gated_delta
 from pallas_kernels.gated_delta.streams import Stream, check_blocks
@@ -95,7 +94,7 @@ def gated_delta_groups(shape_name: str, block_sizes, forms, singles, rounds: int
 
 def visible_pairs(mask) -> int:
     """Pairs of a query and a key it sees, over all batch rows."""
-    return int(np.asarray(jax.jit(lambda m: jnp.sum(visible(m), -1, dtype=jnp.int32))(mask)).sum(dtype=np.int64))
+    return int(np.asarray(jax.jit(lambda m: jnp.sum(m.dense(), -1, dtype=jnp.int32))(mask)).sum(dtype=np.int64))
 
 
 def attention_rows(shape_names, rounds: int, calls: int) -> list[dict]:

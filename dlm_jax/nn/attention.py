@@ -1,4 +1,7 @@
-"""Grouped-query attention under the visibility rule.
+"""Grouped-query attention under the visibility rule: the one seam through which every model asks for attention.
+
+A model names a form and never a backend. The dense and the chunked form are plain jax and run anywhere; the kernel form
+picks its backend by platform inside `pallas_kernels`.
 
 Letters: B batch, T query tokens, S keys, N query heads, K KV heads, G = N // K, H head dim, C query chunk.
 """
@@ -12,6 +15,7 @@ from jax import Array
 from dlm_jax.nn.visibility import Visibility
 from pallas_kernels import block_mask_attention
 
+FORMS = ("auto", "reference", "chunked", "kernel")
 CHUNK = 128  # queries a step of the chunked form
 DENSE_LIMIT = 1 << 25  # logits (B x N x T x S) up to which the dense form is used by "auto": 128 MiB
 
@@ -42,8 +46,8 @@ def attention(
     T, S = q.shape[1], k.shape[1]
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads: pick a multiple")
-    if form not in ("auto", "reference", "chunked", "kernel"):
-        raise ValueError(f"attention form {form!r}: expected 'auto', 'reference', 'chunked' or 'kernel'")
+    if form not in FORMS:
+        raise ValueError(f"attention form {form!r}: expected one of {', '.join(map(repr, FORMS))}")
     ruled = isinstance(visibility, Visibility)
     if not ruled and form not in ("auto", "reference"):
         raise ValueError(f"attention form {form!r} takes a Visibility, not a dense mask: build one, or use 'reference'")
@@ -79,17 +83,13 @@ def _chunked(q: Array, k: Array, v: Array, visibility: Visibility, *, scale: flo
     B, T, N, H = q.shape
     chunks = -(-T // CHUNK)
     pad = chunks * CHUNK - T
-    padded = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0)))
-    queries = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, pad)), constant_values=-1), {
-        "floor_q": visibility.floor_q, "limit_q": visibility.limit_q,
-        "group_q": visibility.group_q, "order_q": visibility.order_q})
-    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], chunks, CHUNK, *x.shape[2:]), 1, 0)
-    keys = {"rank_k": visibility.rank_k, "group_k": visibility.group_k, "order_k": visibility.order_k}
+    pieces = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0))).reshape(B, chunks, CHUNK, N, H)
+    rule = visibility.map(lambda x: jnp.pad(x, ((0, 0), (0, pad))))
 
     @jax.checkpoint  # the backward pass recomputes a chunk's logits instead of storing all of them
     def one(chunk):
-        part, meta = chunk
-        return _dense(part, k, v, Visibility(**meta, **keys).dense(), scale)
+        part, start = chunk
+        return _dense(part, k, v, rule.queries(start, CHUNK).dense(), scale)
 
-    out = jax.lax.map(one, (split(padded), jax.tree.map(split, queries)))
+    out = jax.lax.map(one, (jnp.moveaxis(pieces, 1, 0), CHUNK * jnp.arange(chunks)))
     return jnp.moveaxis(out, 0, 1).reshape(B, chunks * CHUNK, N, H)[:, :T]

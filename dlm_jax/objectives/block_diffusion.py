@@ -1,6 +1,6 @@
 """Block diffusion: denoise every block of a row at once, each from its own noise and the clean blocks before it.
 
-The model sees two streams in one pass, [x_t ; x_0]: a noisy token sees its own noisy block and earlier clean blocks,
+The model sees two streams in one pass, [x_0 ; x_t]: a noisy token sees its own noisy block and earlier clean blocks,
 a clean token the clean blocks up to its own. Only the noisy stream predicts; positions are those of the row in both
 streams. By default a block begins where the response does, as when an answer is decoded: the prompt's blocks end there,
 and its first may be short.
@@ -88,7 +88,7 @@ class BlockDiffusion(noise.Denoising):
         self.check(score)
         tokens, positions, rule = streams(rows, self)
         hidden, _ = score.hidden(tokens, Pass(positions, rule))
-        nll = losses.head_nll(score, hidden[:, : rows.labels.shape[1]], rows.labels, self.head_chunk)
+        nll = losses.head_nll(score, hidden[:, rows.labels.shape[1] :], rows.labels, self.head_chunk)
         total = losses.weighted(nll, rows.weights)["mdm"]
         return total, {"loss_mdm": total, "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE)}
 
@@ -131,7 +131,7 @@ def arrange(rows: noise.Supervision, block: Array, drawn: noise.Noise, objective
 
 
 def streams(rows: Rows, objective: BlockDiffusion) -> tuple[Array, Array, visibility.Visibility]:
-    """Lays the two streams out as one row, [x_t ; x_0].
+    """Lays the two streams out as one row, [x_0 ; x_t].
 
     Args:
       rows: from `arrange`.
@@ -141,6 +141,6 @@ def streams(rows: Rows, objective: BlockDiffusion) -> tuple[Array, Array, visibi
       (B, 2 T) int32 tokens, (B, 2 T) int32 positions, and who sees whom.
     """
     noisy = jnp.where(rows.labels != losses.IGNORE, objective.mask_id, rows.tokens)
-    tokens = jnp.concatenate([noisy, rows.tokens], axis=1)
+    tokens = jnp.concatenate([rows.tokens, noisy], axis=1)
     index = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
-    return tokens, jnp.broadcast_to(jnp.tile(index, 2), tokens.shape), visibility.block_diffusion(rows.block)
+    return tokens, jnp.broadcast_to(jnp.tile(index, 2), tokens.shape), visibility.two_stream(rows.block)

@@ -4,6 +4,7 @@ Letters: B batch, T query tokens, S keys, N query heads, K key heads, G = N // K
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 
 from pallas_kernels import dispatch
 from pallas_kernels.attention import blocked_xla, flash_gpu, flash_tpu
-from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import pad_mask
+from pallas_kernels.attention.visibility import Visibility
 
 # The decode form scores every query head against every key head, K times the needed products, and in return reads the
 # cache in place. It pays while that stays a few thousand rows of work per key; beyond, a transposed cache is cheaper.
@@ -108,9 +109,9 @@ def _check(q, k, v, mask):
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads over {k.shape[2]} key heads; "
                          "query heads must be a multiple of key heads.")
-    for field in Mask._fields:
-        if not hasattr(mask, field):
-            raise ValueError(f"the mask has no attribute {field!r}; it needs {', '.join(Mask._fields)} (see Mask).")
+    if not isinstance(mask, Visibility):
+        raise ValueError(f"the mask is of type {type(mask).__name__}; expected a Visibility. Build one with by_rank.")
+    for field in (f.name for f in dataclasses.fields(Visibility)):
         array, tokens = getattr(mask, field), q.shape[1] if field.endswith("_q") else k.shape[1]
         if array.ndim != 2 or array.shape[1] != tokens or array.shape[0] not in (1, q.shape[0]):
             raise ValueError(f"mask.{field} has shape {array.shape}; "
@@ -174,7 +175,7 @@ def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
     return None
 
 
-def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Mask):
+def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Visibility):
     """`_attend`, in groups of batch rows where the work list of all of them would outgrow scalar memory."""
     batch = q.shape[0]
     size = max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * tiles <= _MAX_TILES))
@@ -184,7 +185,7 @@ def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Mask):
     return jax.lax.map(lambda rows: _attend(call, *rows), grouped).reshape(q.shape)
 
 
-def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scale: float | None = None,
+def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibility, *, scale: float | None = None,
                          soft_cap: float | None = None, backend: str | None = None, block_q: int | None = None,
                          block_k: int | None = None) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
@@ -196,7 +197,7 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
     Args:
       q: (B, T, N, H) float32 or bfloat16 (float64 with the XLA form).
       k, v: (B, S, K, H), same dtype; query head n reads key head n // (N // K).
-      mask: `Mask`, or any object with its seven int32 arrays (B, T) and (B, S); a batch axis of 1 is broadcast.
+      mask: who sees whom, arrays (B, T) and (B, S); a batch axis of 1 is broadcast.
       scale: factor of the scores; H**-0.5 when None.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap) before the softmax; no cap when None.
       backend: None picks by platform; "xla", "tpu", "gpu" or "interpret" insist.
@@ -205,7 +206,7 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
       (B, T, N, H), dtype of q; zeros for a query that sees nothing.
     Raises:
       ValueError: for shapes, dtypes, tiles or backends that do not fit.
-    Source: online softmax attention over the visibility rule of `mask_spec`.
+    Source: online softmax attention over the rule of `Visibility`.
     """
     _check(q, k, v, mask)
     batch, queries, heads, width = q.shape
@@ -218,13 +219,11 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, *, scal
         raise ValueError(f"soft_cap={soft_cap}; expected a positive number, or None for no cap.")
     chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q, k, edges))
     layout = _layout(q, k, **edges, backend=chosen)
-    mask = Mask(*(jnp.broadcast_to(jnp.asarray(getattr(mask, f), jnp.int32), (batch, getattr(mask, f).shape[1]))
-                  for f in Mask._fields))
+    mask = jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(a, jnp.int32), (batch, a.shape[1])), mask)
     if layout.packed:
         # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
         q = q.reshape(batch, 1, queries * heads, width)
-        mask = Mask(*(jnp.repeat(a, heads, axis=1) for a in mask[:4]),
-                    *(jnp.repeat(a, key_heads, axis=1) for a in mask[4:]))
+        mask = mask.map(lambda a: jnp.repeat(a, heads, axis=1), lambda a: jnp.repeat(a, key_heads, axis=1))
     else:
         q = jnp.moveaxis(q, 2, 1)
     in_place = layout.packed and key_heads > 1   # the axis of a single key head moves without a copy

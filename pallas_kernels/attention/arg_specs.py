@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention import mask_spec
-from pallas_kernels.attention.mask_spec import Mask
+from pallas_kernels.attention.visibility import NONE, Visibility, by_rank, causal, token_index, two_stream
 
 
 class AttentionShape(NamedTuple):
@@ -39,14 +38,27 @@ SHAPES = {
 }
 
 
-def layout_mask(shape: AttentionShape, block_size: int = 4) -> Mask:
+def ragged_decode(lengths: jax.Array, tokens: int, capacity: int) -> Visibility:
+    """`tokens` new causal queries per row against a cache that already holds them.
+
+    Args:
+      lengths: (B,) int32 cache entries before the new tokens; the new ones sit at lengths .. lengths + tokens - 1.
+      tokens: new tokens per row.
+      capacity: cache length S.
+    """
+    limit = lengths[:, None] + jnp.arange(tokens, dtype=jnp.int32)
+    cache = token_index(lengths.shape[0], capacity)
+    return by_rank(jnp.zeros_like(limit), limit, jnp.where(cache < lengths[:, None] + tokens, cache, NONE))
+
+
+def layout_mask(shape: AttentionShape, block_size: int = 4) -> Visibility:
     """The visibility metadata a named layout stands for; decode rows hold caches of different lengths."""
     if shape.layout == "two_stream":
-        return mask_spec.two_stream(jnp.zeros((shape.batch, shape.tokens // 2), jnp.int32), block_size)
+        return two_stream(token_index(shape.batch, shape.tokens // 2) // block_size, token_causal=True)
     if shape.layout == "causal":
-        return mask_spec.causal(shape.batch, shape.tokens, shape.keys)
+        return causal(jnp.ones((shape.batch, shape.tokens), bool))
     lengths = jnp.linspace(shape.keys // 8, shape.keys - shape.tokens, shape.batch).astype(jnp.int32)
-    return mask_spec.ragged_decode(lengths, shape.tokens, shape.keys)
+    return ragged_decode(lengths, shape.tokens, shape.keys)
 
 
 def abstract_inputs(shape: AttentionShape, sharding=None):
@@ -54,8 +66,8 @@ def abstract_inputs(shape: AttentionShape, sharding=None):
     make = lambda s, dtype: jax.ShapeDtypeStruct(s, dtype, sharding=sharding)
     q = make((shape.batch, shape.tokens, shape.query_heads, shape.width), shape.dtype)
     k = make((shape.batch, shape.keys, shape.key_heads, shape.width), shape.dtype)
-    mask = Mask(*(make((shape.batch, shape.tokens if f.endswith("_q") else shape.keys), jnp.int32)
-                  for f in Mask._fields))
+    queries, keys = (make((shape.batch, n), jnp.int32) for n in (shape.tokens, shape.keys))
+    mask = Visibility(*[queries] * 4, *[keys] * 3)
     return q, k, k, mask
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.mask_spec import Mask, visible
 from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import EMPTY, tile_classes
+from pallas_kernels.attention.visibility import Visibility
 
 _NEG = -1e30
 
@@ -23,10 +23,10 @@ def _slice(a, tile, size, axis):
     return lax.dynamic_slice_in_dim(a, tile * size, size, axis)
 
 
-def _tile_mask(mask: Mask, i, j, block_q, block_k):
+def _tile_mask(mask: Visibility, i, j, block_q, block_k):
     """(B, 1, 1, block_q, block_k) visibility of one tile."""
-    parts = [_slice(a, i, block_q, 1) for a in mask[:4]] + [_slice(a, j, block_k, 1) for a in mask[4:]]
-    return visible(Mask(*parts))[:, None, None]
+    tile = mask.map(lambda a: _slice(a, i, block_q, 1), lambda a: _slice(a, j, block_k, 1))
+    return tile.dense()[:, None, None]
 
 
 def _needed(mask, block_q, block_k):
@@ -34,7 +34,7 @@ def _needed(mask, block_q, block_k):
     return jnp.any(tile_classes(mask, block_q, block_k) != EMPTY, 0)
 
 
-def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int):
+def forward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int):
     """Forward pass over padded arrays.
 
     Args:
@@ -74,7 +74,7 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int):
     return (jnp.moveaxis(out, 0, 3).reshape(q.shape), jnp.moveaxis(lse, 0, 3).reshape(q.shape[:-1]))
 
 
-def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out):
+def backward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int, lse, delta, d_out):
     """Backward pass in two sweeps: one over query tiles for dq, one over key tiles for dk and dv.
 
     Args:

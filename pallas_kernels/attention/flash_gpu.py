@@ -15,9 +15,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import EMPTY, FULL, tile_classes
+from pallas_kernels.attention.visibility import Visibility
 
 _NEG = -1e30
 
@@ -135,8 +135,8 @@ def _specs(q, k, mask, lists):
     key = pl.BlockSpec((None, None, *k.shape[2:]), lambda i, n, b: (b, divide(n), 0, 0))
     row = pl.BlockSpec((None, None, None, q.shape[2]), lambda i, n, b: (b, n, 0, 0))
     common = (batch_only(*lists.shape[1:]), batch_only(lists.shape[1]))
-    masks = tuple(batch_only(a.shape[1]) for a in mask)
-    return common, query, key, row, masks[:4], masks[4:]
+    masks = mask.map(lambda a: batch_only(a.shape[1]), lambda a: batch_only(a.shape[1]))
+    return common, query, key, row, masks.query_fields, masks.key_fields
 
 
 def _stages(width):
@@ -168,7 +168,7 @@ def shared_memory(width: int, block_q: int, block_k: int, dtype) -> int:
     return 2 * jnp.dtype(dtype).itemsize * rows * width + 4 * stages * block_q * block_k + 32 * (stages - 1) * rows
 
 
-def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, interpret=False):
+def forward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int, interpret=False):
     """Forward pass over padded arrays; arguments and results as `flash_tpu.forward`, tile edges powers of two."""
     batch, heads, queries, width = q.shape
     lists, counts = _row_lists(tile_classes(mask, block_q, block_k))
@@ -180,10 +180,10 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, int
         out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype),
                    jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)),
         name="block_mask_attention_forward", **_params(width, block_q, block_k, interpret))(
-            lists, counts, q, k, v, mask[:4], mask[4:])
+            lists, counts, q, k, v, mask.query_fields, mask.key_fields)
 
 
-def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
+def backward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int, lse, delta, d_out, interpret=False):
     """Backward pass; arguments and results as `flash_tpu.backward`."""
     batch, heads, queries, width = q.shape
     keys, group = k.shape[1], heads // k.shape[1]
@@ -196,7 +196,7 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
         in_specs=(*common, query, key, key, mask_q, mask_k, row, row, query), out_specs=query,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         name="block_mask_attention_dq", **_params(width, block_q, block_k, interpret))(
-            lists, counts, q, k, v, mask[:4], mask[4:], lse, delta, d_out)
+            lists, counts, q, k, v, mask.query_fields, mask.key_fields, lse, delta, d_out)
     lists, counts = _row_lists(jnp.swapaxes(classes, 1, 2))
     common, _, _, _, mask_q, mask_k = _specs(q, k, mask, lists)
     members = pl.BlockSpec((None, None, group, queries, width), lambda j, n, b: (b, n, 0, 0, 0))
@@ -209,5 +209,5 @@ def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, ls
         in_specs=(*common, members, own, own, mask_q, mask_k, rows, rows, members), out_specs=(own, own),
         out_shape=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
         name="block_mask_attention_dkv", **_params(width, block_q, block_k, interpret))(
-            lists, counts, grouped(q), k, v, mask[:4], mask[4:], flat(lse), flat(delta), grouped(d_out))
+            lists, counts, grouped(q), k, v, mask.query_fields, mask.key_fields, flat(lse), flat(delta), grouped(d_out))
     return dq, dk, dv

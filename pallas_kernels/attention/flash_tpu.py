@@ -19,9 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.attention.mask_spec import Mask
 from pallas_kernels.attention.scores import Scoring
 from pallas_kernels.attention.tiles import FULL, PARTIAL, tile_classes, work_list
+from pallas_kernels.attention.visibility import Visibility
 
 _NEG = -1e30
 _LANES = 128
@@ -41,13 +41,14 @@ class Heads(NamedTuple):
     k: jax.Array
 
 
-def pack_metadata(mask: Mask, heads: Heads | None = None) -> tuple[jax.Array, jax.Array]:
+def pack_metadata(mask: Visibility, heads: Heads | None = None) -> tuple[jax.Array, jax.Array]:
     """(B, 8, T) and (B, 8, S) int32, rows floor, limit, group, order, head and rank, group, order, head, then zeros."""
     def rows(parts, head):
         zero = jnp.zeros_like(parts[0])
         head = zero if head is None else jnp.broadcast_to(head, zero.shape)
         return jnp.stack([*parts, head] + [zero] * (7 - len(parts)), 1)
-    return rows(mask[:4], None if heads is None else heads.q), rows(mask[4:], None if heads is None else heads.k)
+    head_q, head_k = (None, None) if heads is None else heads
+    return rows(mask.query_fields, head_q), rows(mask.key_fields, head_k)
 
 
 def _tile_visible(meta_q, meta_k, keys_first, ruled, mixed):
@@ -220,7 +221,7 @@ def _call(kernel, grid, in_specs, out_specs, out_shape, scratch, name, interpret
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics))
 
 
-def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, heads: Heads | None = None,
+def forward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int, heads: Heads | None = None,
             interpret=False):
     """Forward pass over padded arrays.
 
@@ -254,7 +255,7 @@ def forward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, hea
                      work.rows, work.tiles, q, k, v, *pack_metadata(mask, heads))
 
 
-def backward(q, k, v, mask: Mask, score: Scoring, block_q: int, block_k: int, lse, delta, d_out,
+def backward(q, k, v, mask: Visibility, score: Scoring, block_q: int, block_k: int, lse, delta, d_out,
              heads: Heads | None = None, interpret=False):
     """Backward pass: one kernel for dq over query rows of tiles, one for dk and dv over key rows.
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.mask_spec import visible
 from pallas_kernels.attention.scores import Scoring
+from pallas_kernels.attention.visibility import Visibility
 
 
-def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, scale: float | None = None,
+def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibility, scale: float | None = None,
                     soft_cap: float | None = None) -> jax.Array:
     """softmax(scale q k^T) v over visible keys, zeros for a query that sees none.
 
     Args:
       q: (B, T, N, H).
       k, v: (B, S, K, H), K dividing N; query head n reads key head n // (N // K).
-      mask: the seven visibility arrays.
+      mask: who sees whom.
       scale: factor of the scores; H**-0.5 when None.
       soft_cap: bound of the scores, approached by a tanh; none when None.
     Returns:
@@ -28,7 +28,7 @@ def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask, scale: float
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (jnp.repeat(a.astype(acc), q.shape[2] // a.shape[2], axis=2) for a in (k, v))
     scores = Scoring(scale, soft_cap)(jnp.einsum("btnh,bsnh->bnts", q.astype(acc), k, precision="highest"))
-    seen = visible(mask)[:, None]
+    seen = mask.dense()[:, None]
     top = jnp.max(jnp.where(seen, scores, -jnp.inf), -1, keepdims=True)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - top, 0.0)), 0.0)

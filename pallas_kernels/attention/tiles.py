@@ -9,24 +9,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.mask_spec import Mask
+from pallas_kernels.attention.visibility import Visibility
 
 EMPTY, FULL, PARTIAL = 0, 1, 2
 _LOW, _HIGH = -(2 ** 31), 2 ** 31 - 1
 
 
-def pad_mask(mask, queries: int, keys: int) -> Mask:
+def pad_mask(mask: Visibility, queries: int, keys: int) -> Visibility:
     """Extends the metadata to (queries, keys) tokens; added queries see nothing and added keys are never seen."""
-    fills_q = dict(floor_q=0, limit_q=-1, group_q=-1, order_q=0)
-    fills_k = dict(rank_k=_LOW, group_k=-1, order_k=0)
-    pad = lambda a, n, value: jnp.pad(jnp.asarray(a, jnp.int32), ((0, 0), (0, n - a.shape[1])), constant_values=value)
-    q = {f: pad(getattr(mask, f), queries, v) for f, v in fills_q.items()}
+    pad = lambda a, n, value: jnp.pad(a, ((0, 0), (0, n - a.shape[1])), constant_values=value)
     # the lowest integer is the padding's rank, so no query's floor may reach it
-    q["floor_q"] = jnp.maximum(q["floor_q"], _LOW + 1)
-    return Mask(**q, **{f: pad(getattr(mask, f), keys, v) for f, v in fills_k.items()})
+    floor, *rest = mask.query_fields
+    query_fields = (jnp.maximum(floor, _LOW + 1), *rest)
+    return Visibility(*(pad(a, queries, value) for a, value in zip(query_fields, (0, -1, -1, 0))),
+                      *(pad(a, keys, value) for a, value in zip(mask.key_fields, (_LOW, -1, 0))))
 
 
-def tile_classes(mask: Mask, block_q: int, block_k: int) -> jax.Array:
+def tile_classes(mask: Visibility, block_q: int, block_k: int) -> jax.Array:
     """EMPTY, FULL or PARTIAL for every pair of tiles.
 
     Never calls a tile empty that holds a visible pair, nor full one that hides a pair; a partial verdict may be
@@ -39,8 +38,8 @@ def tile_classes(mask: Mask, block_q: int, block_k: int) -> jax.Array:
       (B, I, J) int32.
     """
     tile = lambda a, size: a.reshape(a.shape[0], -1, size)
-    floor, limit, group_q, order_q = (tile(a, block_q) for a in mask[:4])
-    rank, group_k, order_k = (tile(a, block_k) for a in mask[4:])
+    floor, limit, group_q, order_q = (tile(a, block_q) for a in mask.query_fields)
+    rank, group_k, order_k = (tile(a, block_k) for a in mask.key_fields)
     low = lambda a, keep=True: jnp.min(jnp.where(keep, a, _HIGH), -1)
     high = lambda a, keep=True: jnp.max(jnp.where(keep, a, _LOW), -1)
     q, k = (lambda a: a[:, :, None]), (lambda a: a[:, None, :])

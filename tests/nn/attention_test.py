@@ -114,7 +114,7 @@ def test_chunked_memory_grows_linearly():
 
 @pytest.mark.parametrize("change, message", [
     (dict(k=np.zeros((2, 13, 3, 8))), "4 query heads cannot share 3 KV heads"),
-    (dict(form="flash"), "'flash'.*'chunked' or 'kernel'"),
+    (dict(form="flash"), "'flash'.*'chunked', 'kernel'"),
     (dict(visibility=vis.causal(jnp.ones((2, 13), bool))), r"\(13, 13\).*\(10, 13\)"),
     (dict(visibility=jnp.ones((2, 10, 12), bool)), r"\(10, 12\).*\(10, 13\)"),
     (dict(visibility=jnp.ones((2, 10, 13), bool), form="kernel"), "'kernel' takes a Visibility"),

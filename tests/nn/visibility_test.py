@@ -41,6 +41,14 @@ def test_dense_is_the_rule(seed):
     np.testing.assert_array_equal(rule.dense(), expected)
     assert (rule.query_length, rule.key_length) == (T, S)
     np.testing.assert_array_equal(rule.queries(2, 3).dense(), expected[:, 2:5])
+    index = draw.integers(0, T, (B, 4))
+    np.testing.assert_array_equal(rule.take(jnp.asarray(index)).dense(), expected[np.arange(B)[:, None], index])
+
+
+def test_take_of_one_rule_for_every_row():
+    index = np.array([[2, 0], [1, 1], [0, 2]])
+    got = vis.causal(jnp.ones((1, 3), bool)).take(jnp.asarray(index)).dense()
+    np.testing.assert_array_equal(got, np.arange(3) <= index[:, :, None])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -53,28 +61,17 @@ def test_causal_and_bidirectional(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_packed_documents_do_not_see_each_other(seed):
-    draw = np.random.default_rng(seed)
-    document = np.sort(draw.integers(0, 4, (3, 12)), axis=1)
-    document[1, 9:] = -1
-    expected = loop(3, 12, 12, lambda b, i, j: document[b, j] >= 0 and j <= i and document[b, i] == document[b, j])
-    got = np.asarray(vis.packed(jnp.asarray(document, jnp.int32)).dense())
-    real = document >= 0  # what a padded query sees is of no interest; that no one sees padding is
-    np.testing.assert_array_equal(got[real], expected[real])
-    assert not got[:, :, :][np.broadcast_to(~real[:, None], got.shape)].any()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_block_causal(seed):
+def test_ranks_by_block_are_causal_by_blocks(seed):
     draw = np.random.default_rng(seed)
     block = np.sort(draw.integers(0, 4, (3, 12)), axis=1)
     block[2, 10:] = -1
-    got = np.asarray(vis.block_causal(jnp.asarray(block, jnp.int32)).dense())
+    number = jnp.asarray(block, jnp.int32)
+    got = vis.by_rank(jnp.zeros_like(number), number, number).dense()
     np.testing.assert_array_equal(got, loop(3, 12, 12, lambda b, i, j: block[b, j] >= 0 and block[b, j] <= block[b, i]))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_block_diffusion(seed):
+def test_two_stream(seed):
     draw = np.random.default_rng(seed)
     T = 9
     block = np.sort(draw.integers(0, 4, (3, T)), axis=1)
@@ -85,11 +82,11 @@ def test_block_diffusion(seed):
         mine, other = block[b, i % T], block[b, j % T]
         if mine < 0 or other < 0:
             return False
-        if j < T:
-            return i < T and mine == other
-        return other < mine if i < T else other <= mine
+        if j >= T:
+            return i >= T and mine == other
+        return other <= mine if i < T else other < mine
 
-    np.testing.assert_array_equal(vis.block_diffusion(jnp.asarray(block, jnp.int32)).dense(),
+    np.testing.assert_array_equal(vis.two_stream(jnp.asarray(block, jnp.int32)).dense(),
                                   loop(3, 2 * T, 2 * T, sees))
 
 

@@ -88,8 +88,8 @@ def test_the_rows_stay_clean_and_the_noisy_stream_is_masked():
     rows = objective.prepare(batch, jax.random.key(0))
     tokens, positions, rule = block_diffusion.streams(rows, objective)
     masked = np.asarray(rows.labels) != losses.IGNORE
-    np.testing.assert_array_equal(np.asarray(tokens[:, :40]) == MASK, masked)
-    np.testing.assert_array_equal(tokens[:, 40:], rows.tokens)
+    np.testing.assert_array_equal(np.asarray(tokens[:, 40:]) == MASK, masked)
+    np.testing.assert_array_equal(tokens[:, :40], rows.tokens)
     np.testing.assert_array_equal(positions, np.tile(np.arange(40), (64, 2)))
     assert (rule.query_length, rule.key_length) == (80, 80)
     index = np.arange(40)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import Stream, short_conv, two_stream_gated_delta
-from pallas_kernels.attention import mask_spec
+from pallas_kernels.attention.visibility import two_stream
 
 # the goldens check arithmetic, not speed; compiling is nearly all of the time
 _JIT = dict(compiler_options={"xla_backend_optimization_level": 0}) if jax.default_backend() == "cpu" else {}
@@ -137,7 +137,8 @@ def run_flare(folder: Path, forms=_FORMS) -> tuple[bool, float, str]:
             documents = jnp.asarray(np.repeat(np.arange(len(lengths)), lengths)[None], jnp.int32)
             total = 3 * int(lengths.sum())
             want = np.unpackbits(case["visibility"])[:total * total].reshape(total, total).astype(bool)
-            got = np.asarray(mask_spec.visible(mask_spec.two_stream(documents, int(case["block_size"]), views=2)))[0]
+            block = jnp.concatenate([jnp.arange(n) // int(case["block_size"]) for n in lengths])[None]
+            got = two_stream(block, documents, views=2, token_causal=True).dense()[0]
             tally.true(f"{path.stem} visibility", np.array_equal(got, want))
             for precision in _PRECISIONS:
                 _flare_conv(tally, path.stem, case, documents, precision[0], *precision[2:])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import benchmark
-from pallas_kernels.attention import arg_specs, mask_spec
+from pallas_kernels.attention import arg_specs
 
 TINY = ["--shape", "tiny", "--blocks", "4", "--attention", "--rounds", "1", "--calls", "1"]
 
@@ -39,8 +39,8 @@ def test_attention_rates_count_visible_pairs(monkeypatch):
 
 
 def test_visible_pairs():
-    mask = mask_spec.two_stream(jax.numpy.zeros((2, 24), jax.numpy.int32), 4)
-    assert benchmark.visible_pairs(mask) == int(np.asarray(mask_spec.visible(mask)).sum())
+    mask = arg_specs.layout_mask(arg_specs.SHAPES["reduced"]._replace(batch=2, tokens=48))
+    assert benchmark.visible_pairs(mask) == int(np.asarray(mask.dense()).sum())
 
 
 def test_one_failure_does_not_stop_the_others(tmp_path):

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import Mask, block_mask_attention, dispatch, use_backend
-from pallas_kernels.attention import flash_gpu, flash_tpu, mask_spec, tiles
+from pallas_kernels import Visibility, block_mask_attention, dispatch, use_backend
+from pallas_kernels.attention import flash_gpu, flash_tpu, tiles
+from pallas_kernels.attention.arg_specs import ragged_decode
 from pallas_kernels.attention.reference import dense_attention
 from pallas_kernels.attention.scores import Scoring
+from pallas_kernels.attention.visibility import causal
+from tests.pallas_kernels.attention import layouts
+from tests.pallas_kernels.attention.layouts import two_stream
 
 
 def arrays(seed, batch, queries, keys, heads, key_heads, width):
@@ -45,10 +49,10 @@ DOCUMENTS = padded_documents([[20, 1, 16, 4], [8, 21, 4, 8]])
 
 
 @pytest.mark.parametrize("mask, heads, key_heads, edges", [
-    (mask_spec.two_stream(DOCUMENTS, 4, 2, noise="causal"), 4, 2, (32, 48)),      # empty rows: padding sees nothing
-    (mask_spec.two_stream(DOCUMENTS, 1, 3), 3, 1, (16, 16)),
-    (mask_spec.causal(2, 1), 2, 2, (None, None)),                                 # one token
-    (mask_spec.ragged_decode(jnp.asarray([5, 90]), 3, 101), 6, 2, (16, 32)),
+    (two_stream(DOCUMENTS, 4, 2, causal_noise=True), 4, 2, (32, 48)),      # empty rows: padding sees nothing
+    (two_stream(DOCUMENTS, 1, 3), 3, 1, (16, 16)),
+    (causal(jnp.ones((2, 1), bool)), 2, 2, (None, None)),                                 # one token
+    (ragged_decode(jnp.asarray([5, 90]), 3, 101), 6, 2, (16, 32)),
 ], ids=["two-stream", "three-views", "one-token", "ragged"])
 def test_xla_form_float64(x64, mask, heads, key_heads, edges):
     compare(mask, heads, key_heads, 8, jnp.float64, 1e-12, block_q=edges[0], block_k=edges[1], backend="xla")
@@ -57,8 +61,8 @@ def test_xla_form_float64(x64, mask, heads, key_heads, edges):
 def random_mask(rng, batch, queries, keys):
     """Any seven integers are a mask: crossing intervals, recurring groups, ranks in no order, rows that see nothing."""
     pick = lambda low, high, n: jnp.asarray(rng.integers(low, high, (batch, n)), jnp.int32)
-    return Mask(pick(0, 6, queries), pick(-1, 9, queries), pick(-1, 3, queries), pick(0, 3, queries), pick(-1, 9, keys),
-                pick(-1, 3, keys), pick(0, 3, keys))
+    return Visibility(pick(0, 6, queries), pick(-1, 9, queries), pick(-1, 3, queries), pick(0, 3, queries),
+                      pick(-1, 9, keys), pick(-1, 3, keys), pick(0, 3, keys))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,7 +81,7 @@ def blind_stretches():
     """64 queries and 96 keys of which whole tiles of 32 see nothing, or are seen by nobody."""
     index = jnp.arange(96)[None]
     seeing, shown = index[:, :64] >= 32, (index < 32) | (index >= 64)
-    return Mask(*(jnp.asarray(a, jnp.int32) for a in (
+    return Visibility(*(jnp.asarray(a, jnp.int32) for a in (
         jnp.zeros_like(seeing), jnp.where(seeing, 90, -1), jnp.full_like(seeing, -1, jnp.int32), jnp.zeros_like(seeing),
         jnp.where(shown, index, -1), jnp.full_like(index, -1), jnp.zeros_like(index))))
 
@@ -96,8 +100,8 @@ def test_kernels_write_zeros_where_no_tile_is_needed(module):
 
 @pytest.mark.parametrize("module", [flash_tpu, flash_gpu])
 def test_kernels_cap_scores(module):
-    got, want = module_gradients(module, mask_spec.two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True, cap=0.3)
-    uncapped, _ = module_gradients(module, mask_spec.two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True)
+    got, want = module_gradients(module, two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True, cap=0.3)
+    uncapped, _ = module_gradients(module, two_stream(DOCUMENTS[:1, :32], 4, 1), 32, True)
     for a, b, c in zip(got, want, uncapped):
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
         assert np.abs(a - c).max() > 1e-2
@@ -107,7 +111,7 @@ def test_kernels_cap_scores(module):
 def test_decode_reads_only_the_valid_prefix(key_heads):
     """What lies in cache tiles behind a row's last token may be anything, and each row has its own end."""
     lengths, edge, tokens = np.array([5, 100, 200]), 32, 2
-    mask = mask_spec.ragged_decode(jnp.asarray(lengths), tokens, 256)
+    mask = ragged_decode(jnp.asarray(lengths), tokens, 256)
     q, k, v, _ = (jnp.asarray(a, jnp.float32) for a in arrays(0, 3, tokens, 256, 4, key_heads, 16))
     ends = -(-(lengths + tokens) * key_heads // edge) * edge // key_heads                   # in tokens, whole tiles
     stale = (jnp.arange(256) >= jnp.asarray(ends)[:, None])[:, :, None, None]
@@ -126,8 +130,8 @@ def test_long_work_lists_are_split_by_batch_rows(monkeypatch):
         return q, q
     monkeypatch.setattr(api, "_run_forward", note)
     same = jax.ShapeDtypeStruct((6, 1024, 1, 64), jnp.bfloat16)
-    attend = lambda: jax.eval_shape(lambda *a: block_mask_attention(*a, mask_spec.causal(1, 1024), backend="tpu"),
-                                    same, same, same)
+    mask = causal(jnp.ones((1, 1024), bool))
+    attend = lambda: jax.eval_shape(lambda *a: block_mask_attention(*a, mask, backend="tpu"), same, same, same)
     for limit, rows in ((24, 6), (23, 3), (4, 1)):
         monkeypatch.setattr(api, "_MAX_TILES", limit)
         assert attend().shape == (6, 1024, 1, 64) and seen.pop() == (rows, rows, 1024)
@@ -138,7 +142,7 @@ def test_long_work_lists_are_split_by_batch_rows(monkeypatch):
 
 def test_batch_rows_taken_in_groups_give_the_same(monkeypatch):
     from pallas_kernels.attention import api
-    mask = mask_spec.packed(DOCUMENTS[jnp.asarray([0, 1, 0, 1])])
+    mask = layouts.packed(DOCUMENTS[jnp.asarray([0, 1, 0, 1])])
     q, k, v, d_out = (jnp.asarray(a, jnp.float32) for a in arrays(0, 4, 41, 41, 2, 1, 8))
     call = api._Call("tpu", Scoring(0.3), 41, 41, (1, 1))
     monkeypatch.setattr(api, "_attend", lambda call, *rows: api._run_forward(call._replace(backend="xla"), *rows)[0])
@@ -150,27 +154,27 @@ def test_batch_rows_taken_in_groups_give_the_same(monkeypatch):
 
 
 def test_blind_rows_are_zero_with_zero_gradient(x64):
-    mask = mask_spec.two_stream(DOCUMENTS, 4, 1)
-    blind = ~np.asarray(mask_spec.visible(mask)).any(-1)
+    mask = two_stream(DOCUMENTS, 4, 1)
+    blind = ~np.asarray(mask.dense()).any(-1)
     out, dq, dk, dv = compare(mask, 2, 1, 8, jnp.float64, 1e-12, backend="xla")
     assert blind.any() and np.all(out[blind] == 0) and np.all(dq[blind] == 0)
-    unseen = ~np.asarray(mask_spec.visible(mask)).any(1)
+    unseen = ~np.asarray(mask.dense()).any(1)
     assert unseen.any() and np.all(dk[unseen] == 0) and np.all(dv[unseen] == 0)
 
 
 @pytest.mark.parametrize("mask, heads, key_heads, width, options", [
-    (mask_spec.two_stream(DOCUMENTS, 4, 2), 4, 2, 16, dict(block_q=48, block_k=32)),
-    (mask_spec.ragged_decode(jnp.asarray([5, 200]), 3, 300), 8, 2, 64, {}),
-    pytest.param(mask_spec.trust_window(jnp.asarray([5, 200]), 300, 2, 5), 8, 1, 64, {}, marks=pytest.mark.slow),
-    pytest.param(mask_spec.causal(1, 700), 2, 1, 64, {}, marks=pytest.mark.slow),
-    pytest.param(mask_spec.dual_pass(200, jnp.asarray([[9] * 8 + [-1] * 8]), 8), 2, 2, 128, {}, marks=pytest.mark.slow),
+    (two_stream(DOCUMENTS, 4, 2), 4, 2, 16, dict(block_q=48, block_k=32)),
+    (ragged_decode(jnp.asarray([5, 200]), 3, 300), 8, 2, 64, {}),
+    pytest.param(layouts.window([5, 200], 300, 2, 5), 8, 1, 64, {}, marks=pytest.mark.slow),
+    pytest.param(causal(jnp.ones((1, 700), bool)), 2, 1, 64, {}, marks=pytest.mark.slow),
+    pytest.param(layouts.blocks_over_context(200, [[9] * 8 + [-1] * 8], 8), 2, 2, 128, {}, marks=pytest.mark.slow),
 ], ids=["two-stream", "decode", "trust", "causal", "orthrus"])
 def test_tpu_kernels_in_interpretation(x64, mask, heads, key_heads, width, options):
     compare(mask, heads, key_heads, width, jnp.float32, 1e-5, backend="interpret", **options)
 
 
 def test_bfloat16_inputs(x64):
-    mask = mask_spec.two_stream(DOCUMENTS, 4, 1)
+    mask = two_stream(DOCUMENTS, 4, 1)
     compare(mask, 2, 1, 64, jnp.bfloat16, 2e-2, backend="interpret", block_q=48, block_k=48)
 
 
@@ -199,7 +203,7 @@ def module_gradients(module, mask, edge, interpret, cap=None):
 
 
 def test_gpu_kernels_in_interpretation():
-    got, want = module_gradients(flash_gpu, mask_spec.two_stream(DOCUMENTS, 4, 1), 32, True)
+    got, want = module_gradients(flash_gpu, two_stream(DOCUMENTS, 4, 1), 32, True)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
 
@@ -209,7 +213,7 @@ def test_no_races_or_stray_memory():
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
     pltpu.reset_tpu_interpret_mode_state()
     params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
-    got, want = module_gradients(flash_tpu, mask_spec.two_stream(DOCUMENTS[:1], 4, 1), 32, params)
+    got, want = module_gradients(flash_tpu, two_stream(DOCUMENTS[:1], 4, 1), 32, params)
     for a, b in zip(got, want):
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
     assert not interpret_pallas_call.races.races_found
@@ -221,7 +225,8 @@ def test_no_races_or_stray_memory():
     pytest.param(256, jnp.bfloat16, 256, 256, 4, marks=pytest.mark.slow)])
 def test_triton_lowering(lower_for_gpu, width, dtype, queries, keys, heads):
     make = lambda *s: jax.ShapeDtypeStruct(s, dtype)
-    mask = Mask(*(jax.ShapeDtypeStruct((1, queries if f.endswith("_q") else keys), jnp.int32) for f in Mask._fields))
+    integers = lambda n: jax.ShapeDtypeStruct((1, n), jnp.int32)
+    mask = Visibility(*[integers(queries)] * 4, *[integers(keys)] * 3)
 
     def training(q, k, v, mask):
         out, pullback = jax.vjp(lambda *a: block_mask_attention(*a, mask, backend="gpu"), q, k, v)
@@ -244,8 +249,8 @@ def test_no_gpu_kernel_asks_for_more_than_a_block_has(width, dtype, block_q, blo
     limit = dispatch.shared_memory()
     assert flash_gpu.shared_memory(width, block_q, block_k, dtype) >= min(allocated, limit + 1)
     q = jax.ShapeDtypeStruct((1, 128, 1, width), dtype)
-    call = functools.partial(block_mask_attention, mask=mask_spec.causal(1, 128), backend="gpu", block_q=block_q,
-                             block_k=block_k)
+    mask = causal(jnp.ones((1, 128), bool))
+    call = functools.partial(block_mask_attention, mask=mask, backend="gpu", block_q=block_q, block_k=block_k)
     if allocated <= limit:
         jax.eval_shape(call, q, q, q)
     else:
@@ -261,8 +266,8 @@ WIDE = dict(q=jnp.zeros((1, 4, 2, 64)), k=jnp.zeros((1, 4, 1, 64)), v=jnp.zeros(
     (dict(k=jnp.zeros((1, 4, 3, 8)), v=jnp.zeros((1, 4, 3, 8))), "2 query heads over 3 key heads"),
     (dict(v=jnp.zeros((1, 5, 1, 8))), "k .* and v .* differ"),
     (dict(q=jnp.zeros((1, 4, 2, 8), jnp.bfloat16)), "expected one dtype"),
-    (dict(mask=mask_spec.causal(1, 5)), r"mask.floor_q has shape \(1, 5\)"),
-    (dict(mask=object()), "the mask has no attribute"),
+    (dict(mask=causal(jnp.ones((1, 5), bool))), r"mask.floor_q has shape \(1, 5\)"),
+    (dict(mask=jnp.ones((1, 4, 4), bool)), "the mask is of type .*; expected a Visibility"),
     (dict(backend="cuda"), "backend 'cuda' is unknown"),
     (dict(backend="tpu"), "head width 8"),
     (dict(block_q=10), "block_q=10"),
@@ -273,14 +278,14 @@ WIDE = dict(q=jnp.zeros((1, 4, 2, 64)), k=jnp.zeros((1, 4, 1, 64)), v=jnp.zeros(
 ])
 def test_refuses(change, words):
     call = dict(q=jnp.zeros((1, 4, 2, 8)), k=jnp.zeros((1, 4, 1, 8)), v=jnp.zeros((1, 4, 1, 8)),
-                mask=mask_spec.causal(1, 4))
+                mask=causal(jnp.ones((1, 4), bool)))
     with pytest.raises(ValueError, match=words):
         block_mask_attention(**{**call, **change})
 
 
 def test_falls_back_with_one_warning():
     dispatch._warned.clear()
-    call = [jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 1, 8)), jnp.zeros((1, 4, 1, 8)), mask_spec.causal(1, 4)]
+    call = [jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 1, 8)), jnp.zeros((1, 4, 1, 8)), causal(jnp.ones((1, 4), bool))]
     with use_backend("tpu"):
         with pytest.warns(UserWarning, match="head width 8"):
             block_mask_attention(*call)
