@@ -13,7 +13,8 @@ from pallas_kernels.gated_delta.chunk import Operands, Plan
 from pallas_kernels.gated_delta.streams import document_starts
 
 
-def setup(block, views, documents, key_heads=1, heads=2, tokens=48, chunk=16):
+def setup(block, views, documents, batch=2, key_heads=2, heads=4, tokens=48, chunk=16):
+    """Arguments of a kernel's forward; rows have documents of their own, and key heads are shared in pairs."""
     rng = np.random.default_rng(block)
     unit = lambda a: a / np.linalg.norm(a, axis=-1, keepdims=True)
 
@@ -21,12 +22,12 @@ def setup(block, views, documents, key_heads=1, heads=2, tokens=48, chunk=16):
         parts = (unit(rng.normal(size=(*lead, key_heads, 8))), unit(rng.normal(size=(*lead, key_heads, 8))),
                  rng.normal(size=(*lead, heads, 12)), -rng.random((*lead, heads)), rng.random((*lead, heads)))
         return Stream(*(jnp.asarray(a, jnp.float32) for a in parts))
-    clean, noisy = stream((1, tokens)), stream((1, views, tokens)) if views else None
+    clean, noisy = stream((batch, tokens)), stream((batch, views, tokens)) if views else None
     starts = None
     if documents:
-        numbers = np.cumsum(rng.random((1, tokens // block)) < 0.3, 1).repeat(block, 1)
+        numbers = np.cumsum(rng.random((batch, tokens // block)) < 0.3, 1).repeat(block, 1)
         starts = document_starts(jnp.asarray(numbers, jnp.int32), True)
-    state = jnp.asarray(rng.normal(size=(1, heads, 8, 12)), jnp.float32)
+    state = jnp.asarray(rng.normal(size=(batch, heads, 8, 12)), jnp.float32)
     return Plan(block, 8 ** -0.5, Operands(jnp.dtype("float32")), documents), chunk, clean, noisy, starts, state
 
 
@@ -53,10 +54,11 @@ def test_kernels_match_xla(block, views, documents):
 def test_gpu_gradients_match_the_recurrence(monkeypatch, block, views, documents):
     """The public operation on backend "gpu", its kernel interpreted: a Triton forward under an XLA backward pass."""
     monkeypatch.setattr(folded_gpu, "forward", functools.partial(folded_gpu.forward, interpret=True))
-    shape = arg_specs.GatedDeltaShape(2, 40, 1, 2, 64, 64, max(views, 1), "float32")
+    shape = arg_specs.GatedDeltaShape(2, 40, 2, 4, 64, 64, max(views, 1), "float32")
     clean, noisy = arg_specs.random_streams(shape)
-    numbers = jnp.cumsum(jnp.zeros((2, 40), jnp.int32).at[:, 12::16].set(1), 1) if documents else None
-    state = jax.random.normal(jax.random.key(1), (2, 2, 64, 64))
+    starts = jnp.zeros((2, 40), jnp.int32).at[0, 12::16].set(1).at[1, 20].set(1)
+    numbers = jnp.cumsum(starts, 1) if documents else None
+    state = jax.random.normal(jax.random.key(1), (2, 4, 64, 64))
 
     def values_and_gradients(clean, noisy, state, **options):
         def run(clean, noisy, state):
@@ -75,7 +77,7 @@ def test_gpu_gradients_match_the_recurrence(monkeypatch, block, views, documents
 def test_no_races_or_stray_memory():
     """The TPU interpreter with race detection on a grid of two heads and two chunks."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-    arguments = setup(4, 1, True, tokens=32)
+    arguments = setup(4, 1, True, batch=1, key_heads=1, heads=2, tokens=32)
     pltpu.reset_tpu_interpret_mode_state()
     params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
     for got, want in zip(run(folded_tpu, arguments, interpret=params), run(folded_xla, arguments), strict=True):
