@@ -13,7 +13,7 @@ from pallas_kernels.attention import flash_gpu, flash_tpu, tiles
 from pallas_kernels.attention.arg_specs import ragged_decode
 from pallas_kernels.attention.reference import dense_attention
 from pallas_kernels.attention.scores import Scoring
-from pallas_kernels.attention.visibility import causal
+from pallas_kernels.attention.visibility import by_rank, causal
 from tests.pallas_kernels.attention import layouts
 from tests.pallas_kernels.attention.layouts import two_stream
 
@@ -202,10 +202,16 @@ def module_gradients(module, mask, edge, interpret, cap=None):
     return [np.asarray(x) for x in jax.jit(both)(q, k, v, d_out)], want
 
 
-def test_gpu_kernels_in_interpretation():
-    got, want = module_gradients(flash_gpu, two_stream(DOCUMENTS, 4, 1), 32, True)
-    for a, b in zip(got, want):
-        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
+@pytest.mark.parametrize("module", [flash_tpu, flash_gpu])
+def test_kernels_follow_any_rule(module):
+    """One row of random integers, one of the last 64 queries of a causal row: tiles of every class, all at once."""
+    index = jnp.arange(96, dtype=jnp.int32)[None]
+    tail = by_rank(0 * index[:, :64], index[:, 32:], index)
+    rule = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), random_mask(np.random.default_rng(0), 1, 64, 96), tail)
+    assert set(np.unique(tiles.tile_classes(rule, 32, 32))) == {tiles.EMPTY, tiles.FULL, tiles.PARTIAL}
+    got, want = module_gradients(module, rule, 32, True)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()), err_msg=name)
 
 
 @pytest.mark.slow
