@@ -5,9 +5,11 @@ from dlm_jax.decode.api import generate, stream
 from dlm_jax.decode.autoregressive import Autoregressive
 from dlm_jax.decode.events import Event
 from dlm_jax.decode.ledger import Ledger
+from dlm_jax.decode.lossless import check_lossless
 from dlm_jax.decode.orthrus import Orthrus
 from dlm_jax.decode.parts import number, static, whole
 from dlm_jax.decode.protocol import Decoder, Needs, decoder
+from dlm_jax.decode.refusion import ReFusion
 from dlm_jax.decode.runner import Runner
 from dlm_jax.decode.sampling import Sampler
 from dlm_jax.decode import masked
