@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +20,10 @@ import numpy as np
 
 from dlm_jax.decode import api, orthrus
 from dlm_jax.decode.autoregressive import Autoregressive
-from dlm_jax.decode.state import Request, bucket, prefill
+from dlm_jax.decode.queries import prefill
+from dlm_jax.decode.request import Request, bucket, make
 from dlm_jax.nn import visibility as vis
-from dlm_jax.scoring import Pass
+from dlm_jax.scoring import Model, Pass
 from dlm_jax.types import Params
 
 
@@ -32,7 +32,7 @@ class Difference:
     """The first place where a row's answers part.
 
     Attributes:
-      row: number of the prompt. index: of the generated token.
+      row: of the prompt. number: of the generated token.
       expected: id that plain decoding has there, None where its answer had ended. found: the decoder's, likewise.
       logits: (V,) float32 of the one-token forward there.
       block_logits: (V,) float32 of the verification forward that decided there, run again among other rows.
@@ -42,7 +42,7 @@ class Difference:
     """
 
     row: int
-    index: int
+    number: int
     expected: int | None
     found: int | None
     logits: np.ndarray
@@ -65,7 +65,7 @@ class Difference:
     def __str__(self) -> str:
         plain, block = self.probabilities
         of = lambda p, token: "ended" if token is None else f"{token} (p = {p[token]:.4f})"
-        return (f"prompt {self.row}, token {self.index}: {'near tie' if self.near_tie else 'DIVERGENCE'}: expected "
+        return (f"prompt {self.row}, token {self.number}: {'near tie' if self.near_tie else 'DIVERGENCE'}: expected "
                 f"{of(plain, self.expected)}, found {of(block, self.found)}; logit gap {self.gap:.2e}, error of plain "
                 f"decoding {self.error:.2e}, of the verification {self.block_error:.2e}")
 
@@ -110,7 +110,7 @@ AT_ONCE = 32  # differing rows that are explained in one batch: each holds its l
 
 
 def check_lossless(
-    model: Any,
+    model: Model,
     params: Params,
     prompts: Sequence[Sequence[int]],
     decoder: orthrus.Orthrus | None = None,
@@ -136,15 +136,15 @@ def check_lossless(
       ValueError: a decoder that is not greedy Orthrus, or as `generate`.
     """
     decoder = orthrus.Orthrus() if decoder is None else decoder
-    if not isinstance(decoder, orthrus.Orthrus) or decoder.temperature != 0:
+    if not isinstance(decoder, orthrus.Orthrus) or decoder.sampler.temperature != 0:
         raise ValueError(f"decoder = {decoder!r}: expected Orthrus(temperature=0); losslessness token by token is a "
                          "property of greedy decoding, sampled answers agree in distribution only")
     options = dict(max_new_tokens=max_new_tokens, eos_id=eos_id, mask_id=mask_id, batch_size=batch_size)
     found = api.generate(model, params, prompts, decoder, **options)
     expected = api.generate(model, params, prompts, Autoregressive(), **options)
-    parted = [Parted(row, index, list(prompts[row]), ours, plain, found.committed_at[row])
+    parted = [Parted(row, number, list(prompts[row]), ours, plain, found.committed_at[row])
               for row, (ours, plain) in enumerate(zip(found.tokens, expected.tokens))
-              if (index := first_difference(ours, plain)) is not None]
+              if (number := first_difference(ours, plain)) is not None]
     differences = [difference for start in range(0, len(parted), AT_ONCE)
                    for difference in explain(
                        model, params, parted[start : start + AT_ONCE], decoder.size(model.config))]
@@ -162,10 +162,10 @@ def first_difference(a: np.ndarray, b: np.ndarray) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Parted:
-    """A row whose two answers part at `index`; `committed_at` is the forward that committed each token of `found`."""
+    """A row whose two answers part at a `number`; `committed_at` is the forward that committed each of `found`."""
 
     row: int
-    index: int
+    number: int
     prompt: list[int]
     found: np.ndarray
     expected: np.ndarray
@@ -174,13 +174,13 @@ class Parted:
     @property
     def starts(self) -> np.ndarray:
         """First token that each forward up to the difference committed; the last one decided there."""
-        groups = np.array(self.committed_at[: self.index + 1])
+        groups = np.array(self.committed_at[: self.number + 1])
         if groups[-1] < 0:  # nothing was committed there: the answer had ended
             groups[-1] = groups[-2] + 1
         return np.flatnonzero(np.diff(groups, prepend=-2))
 
 
-def explain(model: Any, params: Params, rows: Sequence[Parted], block_size: int) -> list[Difference]:
+def explain(model: Model, params: Params, rows: Sequence[Parted], block_size: int) -> list[Difference]:
     """Runs the forwards that led to both answers of each row again, and one float32 forward over all its tokens.
 
     Args:
@@ -188,22 +188,22 @@ def explain(model: Any, params: Params, rows: Sequence[Parted], block_size: int)
       rows: what to explain.
       block_size: K of the verification forwards.
     """
-    request = api.make_request([row.prompt for row in rows], max_new_tokens=[row.index + 1 for row in rows],
-                               capacity=bucket(max(row.index for row in rows) + 1))
-    prefixes = [row.found[: row.index] for row in rows]
-    plain = _logits(model, params, request, prefixes, [np.arange(row.index + 1) for row in rows], 1)
+    request = make([row.prompt for row in rows], max_new_tokens=[row.number + 1 for row in rows],
+                   capacity=bucket(max(row.number for row in rows) + 1))
+    prefixes = [row.found[: row.number] for row in rows]
+    plain = _logits(model, params, request, prefixes, [np.arange(row.number + 1) for row in rows], 1)
     block = _logits(model, params, request, prefixes, [row.starts for row in rows], min(block_size, request.capacity))
     whole = [[*row.prompt, *prefix.tolist()] for row, prefix in zip(rows, prefixes)]
     length = np.array([len(tokens) for tokens in whole] + [1] * (request.batch - len(rows)), np.int32)
     exact = np.asarray(_whole(model, params, _padded(whole, request.batch, bucket(int(length.max()))), length))
-    at = lambda tokens, index: int(tokens[index]) if index < len(tokens) else None
+    at = lambda tokens, number: int(tokens[number]) if number < len(tokens) else None
     differences = []
     for i, row in enumerate(rows):
-        ours, theirs = at(row.found, row.index), at(row.expected, row.index)
+        ours, theirs = at(row.found, row.number), at(row.expected, row.number)
         gap = float("inf") if None in (ours, theirs) else float(plain[i, theirs] - plain[i, ours])
         worst = lambda x: float(np.abs(x[i] - exact[i]).max())
         differences.append(
-            Difference(row.row, row.index, theirs, ours, plain[i], block[i], gap, worst(plain), worst(block)))
+            Difference(row.row, row.number, theirs, ours, plain[i], block[i], gap, worst(plain), worst(block)))
     return differences
 
 
@@ -231,9 +231,9 @@ def _replayed(model, width, params, request, tokens, starts, length):
     def piece(carry, start):
         cache, last = carry
         newest = jnp.maximum(start, 1) - 1
-        block = take(tokens, newest[:, None] + jnp.arange(width))
+        number = newest[:, None] + jnp.arange(width)
         size = jnp.where(start > 0, jnp.minimum(width, request.capacity - newest), 0)
-        out, cache = orthrus.forward(score, True, request, newest, block, size, cache)
+        out, cache = orthrus.forward(score, True, request, number, take(tokens, number), size, cache)
         here = (start > 0) & (newest < length) & (length <= newest + size)
         own = take(out, jnp.clip(length - 1 - newest, 0, width - 1)[:, None, None])[:, 0]
         return (cache, jnp.where(here[:, None], own, last)), None

@@ -21,6 +21,7 @@ class Reference:
         self.tokens, self.positions = list(prompt), list(range(len(prompt)))
         self.sees = [list(range(i + 1)) for i in range(len(prompt))]
         self.start, self.calls, self.origin = len(prompt), 0, {}
+        self.positions_read, self.waiting = dict.fromkeys(("denoise", "verify", "decode", "draft", "refresh"), 0), 0
         self.shares, self.kinds = [], {"mdm": 0, "global_verify": 0, "refine_draft": 0, "refine_verify": 0}
 
     def forward(self, tokens, positions, causal_from):
@@ -79,6 +80,9 @@ class Reference:
         k, places = self.k, lambda s: [self.start + s + j for j in range(self.k)]
         p = self.joint([self.mask] * (k * len(slots)), [q for s in slots for q in places(s)])
         self.kinds["mdm"] += 1
+        # what was infilled last has been predicted but not fed
+        self.positions_read["denoise"] += k * len(slots) + self.waiting
+        self.waiting = 0
         draft = p.argmax(-1).reshape(-1, k)
         confidence = p.max(-1).reshape(-1, k)
         score = confidence[:, 0] if self.certainty == "first" else confidence.mean(1)
@@ -91,6 +95,7 @@ class Reference:
         if self.confidence_aware:
             p = self.joint([t for _, ids in rows for t in ids], [q for pl, _ in rows for q in pl])
             self.kinds["global_verify"] += 1
+            self.positions_read["verify"] += k * len(rows)
             ok = np.ones((len(rows), k), bool)
             for r, (_, ids) in enumerate(rows):
                 ok[r, 0] = self.compat or confidence[chosen[r], 0] > self.token_threshold
@@ -132,6 +137,7 @@ class Reference:
         settle()
         while not all(whole(r) for r in range(len(rows))):
             p = self.apart([[pl[: len(ids)], ids] for pl, ids in rows])
+            self.positions_read["decode"] += len(rows) if forwarded else sum(len(ids) for _, ids in rows)
             forwarded = True
             for r in range(len(rows)):
                 if not whole(r):
@@ -140,8 +146,10 @@ class Reference:
             settle()
         joint = not forwarded
         if self.kv == "recompute":
-            self.joint([t for _, ids in rows for t in ids], [q for pl, ids in rows for q in pl[: len(ids)]])
+            self.recompute(rows)
             joint = True
+        elif forwarded or not self.confidence_aware:
+            self.waiting = len(rows)
         return self.close(slots, chosen, rows, joint, origins)
 
     def redraft(self, slots, chosen, rows, lengths):
@@ -149,6 +157,8 @@ class Reference:
         while any(n < k for n in lengths):
             rounds += 1
             p = self.apart([[pl, ids[:n] + [self.mask] * (k - n)] for (pl, ids), n in zip(rows, lengths)])
+            self.positions_read["draft"] += k * len(rows)
+            self.positions_read["verify"] += k * len(rows)
             for r, n in enumerate(lengths):
                 rows[r][1] = rows[r][1][:n] + [int(t) for t in p[r].argmax(-1)[n:]]
             p = self.apart(rows)
@@ -167,8 +177,14 @@ class Reference:
         self.shares.append(k * drafted / (2 * rounds + 2))
         rows = [[pl, ids[: ids.index(self.eos) + 1] if self.eos in ids else ids] for pl, ids in rows]
         if self.kv == "recompute":
-            self.joint([t for _, ids in rows for t in ids], [q for pl, ids in rows for q in pl[: len(ids)]])
+            self.recompute(rows)
         return self.close(slots, chosen, rows, self.kv == "recompute", [[0] * k for _ in rows])
+
+    def recompute(self, rows):
+        """One forward over what slots refined together now hold."""
+        tokens = [t for _, ids in rows for t in ids]
+        self.positions_read["refresh"] += len(tokens)
+        self.joint(tokens, [q for pl, ids in rows for q in pl[: len(ids)]])
 
     def close(self, slots, chosen, rows, joint, origins):
         self.commit([[pl[: len(ids)], ids] for pl, ids in rows], joint, origins)

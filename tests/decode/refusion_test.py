@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.decode import ReFusion, generate
-from dlm_jax.decode import refusion_rules as rules
+from dlm_jax.decode import ReFusion, Sampler, generate, sampling
+from dlm_jax.decode import request as requests
+from dlm_jax.decode.refusion import rules
 from dlm_jax.scoring import Pass
 from tests.decode.decode_test import MASK, V, peaked, prompts
 from tests.decode.refusion_reference import Reference
@@ -14,7 +15,9 @@ from tests.decode.refusion_reference import Reference
 CASES = [
     dict(k=4, block=16, slot_threshold=0.25, token_threshold=0.15),
     dict(k=4, block=16, slot_threshold=0.15, token_threshold=0.05),
+    dict(k=4, block=16, slot_threshold=0.05, token_threshold=0.3),  # most first tokens are chosen and not accepted
     dict(k=2, block=8, slot_threshold=0.3, token_threshold=0.3),
+    dict(k=2, block=8, slot_threshold=0.1, token_threshold=0.35),
     dict(k=8, block=8, slot_threshold=0.3, token_threshold=0.1),
     dict(k=4, block=24, slot_threshold=0.2, token_threshold=0.2, certainty="mean"),
     dict(k=4, block=12, slot_threshold=0.2, token_threshold=0.25, kv="recompute"),
@@ -25,9 +28,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(v) for v in c.values()))
-def test_equals_the_plain_reference(case):
-    model, params = peaked(7)
+@pytest.fixture(scope="module")
+def network():
+    return peaked(7)
+
+
+@pytest.fixture(scope="module")
+def probabilities(network):
+    """The model as the reference calls it: tokens, positions and a dense mask to (T, V) probabilities."""
+    model, params = network
 
     @jax.jit
     def forward(tokens, positions, mask):
@@ -35,13 +44,19 @@ def test_equals_the_plain_reference(case):
         logits = model.scorer(params).head(hidden)
         return jax.nn.softmax(logits.at[..., MASK].set(-jnp.inf), axis=-1)  # a mask is no answer
 
-    def probabilities(tokens, positions, mask):  # padded to one shape, so that it compiles once
+    def padded(tokens, positions, mask):  # to one shape, so that it compiles once
         size, fixed = len(tokens), 96
         ids, places, seen = np.zeros((1, fixed), int), np.zeros((1, fixed), int), np.eye(fixed, dtype=bool)[None]
         ids[0, :size], places[0, :size] = tokens, positions
         seen[0, :size, :size] = mask
         return np.asarray(forward(jnp.array(ids), jnp.array(places), jnp.array(seen)))[0, :size]
 
+    return padded
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(v) for v in c.values()))
+def test_equals_the_plain_reference(network, probabilities, case):
+    model, params = network
     rows, length = prompts(11, 6), 48 if case["block"] != 16 else 44
     free = ReFusion(slot_size=case["k"], block_length=case["block"], **{
         name: value for name, value in case.items() if name not in ("k", "block")})
@@ -57,21 +72,38 @@ def test_equals_the_plain_reference(case):
             assert {int(g): int(out.origin[i, g]) for g in at} == {
                 g: o for g, o in reference.origin.items() if g < length}
             assert int(out.ledger.after_prefill()[i]) == calls
+            assert int(out.ledger.positions["prefill"][i]) == len(row)
+            for kind, count in reference.positions_read.items():
+                assert int(out.ledger.positions[kind][i]) == count, kind
 
 
-def test_whole_block_as_one_slot_infills_left_to_right():
-    """With one slot a block, nothing verified and one forward a token, the slot's tail is plain AR decoding."""
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7), Sampler(1.3, top_k=8, top_p=0.9)], ids=str)
+def test_whole_block_as_one_slot_infills_left_to_right(sampler):
+    """With one slot a block, nothing verified and one forward a token, the slot's tail is plain AR decoding.
+
+    Every draw is made again here from logits of a plain forward, so the temperature is exactly the one asked for.
+    """
     model, params = peaked(3)
-    decoder = ReFusion(slot_size=8, block_length=8, confidence_aware=False)
-    row = prompts(12, 1)[0]
-    out = generate(model, params, [row], decoder, max_new_tokens=8, eos_id=-1)
-    first = int(out.tokens[0][0])
-    score = model.scorer(params)
-    ids = [*row, first]
-    for token in out.tokens[0][1:]:
-        assert int(jnp.argmax(score(jnp.array([ids]))[0, -1])) == token
-        ids.append(int(token))
-    assert out.ledger.totals() == {"prefill": 1, "denoise": 1, "decode": 7}
+    decoder = ReFusion(slot_size=8, block_length=8, confidence_aware=False, sampler=sampler)
+    rows = prompts(12, 3)
+    out = generate(model, params, rows, decoder, max_new_tokens=8, eos_id=-1, seed=5)
+    score, keys = model.scorer(params), requests.make(rows, max_new_tokens=8, capacity=8, seed=5).keys
+    logits = jax.jit(lambda tokens: score(tokens).at[..., MASK].set(-jnp.inf))
+    ids = np.zeros((3, 24), np.int32)
+    for row, prompt in enumerate(rows):
+        ids[row, : len(prompt)] = prompt
+    length = np.array([len(prompt) for prompt in rows])
+    for number in range(8):
+        ids[np.arange(3), length + number] = MASK  # the first token is planned at its own place
+        fed = length + number - (number > 0)
+        own = jnp.asarray(logits(jnp.asarray(ids)))[np.arange(3), fed][:, None]
+        place = jnp.full((3, 1), number - (number > 0))
+        expected = sampler.draw(own, sampling.draw_keys(keys, jnp.full(3, number), place))[:, 0]
+        np.testing.assert_array_equal(out.canvas[:, number], expected)
+        ids[np.arange(3), length + number] = out.canvas[:, number]
+    assert out.ledger.totals() == {"prefill": 3, "denoise": 3, "decode": 21}
+    assert {kind: n.tolist() for kind, n in out.ledger.positions.items() if n.any()} == {
+        "prefill": length.tolist(), "denoise": [8] * 3, "decode": [7] * 3}
 
 
 def test_sampled_drafts_differ_by_seed_and_repeat_by_seed():
@@ -110,9 +142,9 @@ def test_rules_by_hand():
     assert rules.closed_by_eos(**four, by_row=jnp.array([True])).tolist() == [[False, False, True, True, True]]
 
 
-def test_every_branch_was_walked():
+def test_every_branch_was_walked(network):
     """The random models above are of use only if they reach all kinds of forward."""
-    model, params = peaked(7)
+    model, params = network
     out = generate(model, params, prompts(11, 6), ReFusion(
         slot_size=4, block_length=16, slot_threshold=0.25, token_threshold=0.15), max_new_tokens=44, eos_id=-1)
     totals = out.ledger.totals()
