@@ -4,6 +4,7 @@ from dlm_jax.decode import masked
 from dlm_jax.decode.answers import Generation
 from dlm_jax.decode.api import generate, stream
 from dlm_jax.decode.autoregressive import Autoregressive
+from dlm_jax.decode.canvas import Canvas
 from dlm_jax.decode.events import Event
 from dlm_jax.decode.ledger import Ledger
 from dlm_jax.decode.lossless import check_lossless
@@ -20,8 +21,8 @@ DECODERS = {  # by the names launchers accept
     "autoregressive": Autoregressive, "masked": MaskedDiffusion, "orthrus": Orthrus, "refusion": ReFusion}
 
 # the classes that fields of decoders may hold, by name
-PARTS = {"Sampler": Sampler} | {name: kind for name in masked.__all__ if isinstance(kind := getattr(masked, name), type)}
+PARTS = {"Sampler": Sampler} | {name: part for name in masked.__all__ if isinstance(part := getattr(masked, name), type)}
 
 __all__ = [
-    "DECODERS", "PARTS", "Autoregressive", "Decoder", "Event", "Generation", "Ledger", "Needs", "Orthrus", "ReFusion", "Runner",
+    "DECODERS", "PARTS", "Autoregressive", "Canvas", "Decoder", "Event", "Generation", "Ledger", "Needs", "Orthrus", "ReFusion", "Runner",
     "Sampler", "check_lossless", "decoder", "generate", "number", "static", "stream", "whole", *masked.__all__]

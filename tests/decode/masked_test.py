@@ -101,17 +101,21 @@ def check_against_reference(model, params, decoder, eos, **settings):
         assert out.ledger.after_prefill()[i] == forwards
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", MODELS)
-def test_blocks_equal_the_plain_loop(networks, common, name, rule):
-    check_against_reference(*networks[name], made(block_length=8, **RULES[rule]), common[name], block=8,
-                            **RULES[rule])
+# every rule on one of the models here, and on the other as a whole answer
+@pytest.mark.parametrize("rule, name", zip(RULES, itertools.cycle(MODELS)))
+def test_blocks_equal_the_plain_loop(networks, common, rule, name):
+    check_against_reference(*networks[name], made(block_length=8, **RULES[rule]), common[name], block=8, **RULES[rule])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_whole_answers_equal_the_plain_loop(networks, common, rule):
-    check_against_reference(*networks["dream"], made(block_length=0, **RULES[rule]), common["dream"],
-                            **RULES[rule])
+@pytest.mark.parametrize("rule, name", zip(RULES, itertools.cycle([*MODELS][::-1])))
+def test_whole_answers_equal_the_plain_loop(networks, common, rule, name):
+    check_against_reference(*networks[name], made(block_length=0, **RULES[rule]), common[name], **RULES[rule])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule, name", zip(RULES, itertools.cycle([*MODELS][::-1])))
+def test_blocks_of_the_other_model_equal_the_plain_loop(networks, common, rule, name):
+    check_against_reference(*networks[name], made(block_length=8, **RULES[rule]), common[name], block=8, **RULES[rule])
 
 
 @pytest.mark.parametrize("case", MULTI)
@@ -134,17 +138,22 @@ def test_cached_blocks_equal_the_plain_loop(networks, common, rule):
                             common["dream"], block=8, cache="block", **RULES[rule])
 
 
-@pytest.mark.parametrize("cache", [c for c in CACHES if c != "block"])
-def test_refreshing_every_forward_equals_no_cache(networks, cache):
+REFRESHED = [*zip([c for c in CACHES if c != "block"], itertools.cycle(["threshold", "first_token", "timesteps"]))]
+
+
+@pytest.mark.parametrize("cache, rule", [
+    *REFRESHED, *(pytest.param(cache, rule, marks=pytest.mark.slow) for cache, rule in itertools.product(
+        [c for c in CACHES if c != "block"], ["threshold", "first_token", "timesteps"])
+        if (cache, rule) not in REFRESHED)])
+def test_refreshing_every_forward_equals_no_cache(networks, cache, rule):
     network, rows = networks["dream"], prompts(1, 3)
-    for rule in ("threshold", "timesteps", "first_token"):
-        plain = made(block_length=8, **RULES[rule])
-        fresh = made(block_length=8, cache=cache, refresh_every=1, **RULES[rule])
-        without, with_cache = (generate(*network, rows, d, max_new_tokens=LIMITS, eos_id=-1) for d in (plain, fresh))
-        np.testing.assert_array_equal(without.canvas, with_cache.canvas)
-        np.testing.assert_array_equal(without.committed_at, with_cache.committed_at)
-        np.testing.assert_array_equal(without.ledger.positions["denoise"], with_cache.ledger.positions["refresh"])
-        assert not with_cache.ledger.forwards["denoise"].any()
+    plain = made(block_length=8, **RULES[rule])
+    fresh = made(block_length=8, cache=cache, refresh_every=1, **RULES[rule])
+    without, with_cache = (generate(*network, rows, d, max_new_tokens=LIMITS, eos_id=-1) for d in (plain, fresh))
+    np.testing.assert_array_equal(without.canvas, with_cache.canvas)
+    np.testing.assert_array_equal(without.committed_at, with_cache.committed_at)
+    np.testing.assert_array_equal(without.ledger.positions["denoise"], with_cache.ledger.positions["refresh"])
+    assert not with_cache.ledger.forwards["denoise"].any()
 
 
 @pytest.mark.parametrize("cache", CACHES)
