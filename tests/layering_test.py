@@ -95,3 +95,33 @@ def test_importing_the_package_alone_loads_nothing():
     code = "import sys, dlm_jax; print(sorted({'jax', 'flax', 'numpy', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Returns one circle for every module that is found on one while walking a graph of imports."""
+    found, finished = [], set()
+
+    def walk(module, trail):
+        if module in trail:
+            found.append([*trail[trail.index(module):], module])
+        elif module not in finished:
+            for other in sorted(graph.get(module, ())):
+                walk(other, [*trail, module])
+            finished.add(module)
+
+    for module in sorted(graph):
+        walk(module, [])
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    modules = {module_name(f): f for f in FILES}
+
+    def imported(module, file):
+        """Files that a file imports, at any depth; a name of a package counts as the module that it is."""
+        names = imports(ast.parse(file.read_text()), module, file.name == "__init__.py")
+        return {name if name in modules else name.rpartition(".")[0] for name in names} & modules.keys() - {module}
+
+    graph = {module: imported(module, file) for module, file in modules.items()}
+    assert not circles(graph)
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c", "a"]]

@@ -21,8 +21,10 @@ DECODERS = {  # by the names launchers accept
     "autoregressive": Autoregressive, "masked": MaskedDiffusion, "orthrus": Orthrus, "refusion": ReFusion}
 
 # the classes that fields of decoders may hold, by name
-PARTS = {"Sampler": Sampler} | {name: part for name in masked.__all__ if isinstance(part := getattr(masked, name), type)}
+PARTS = {"Sampler": Sampler} | {
+    name: part for name in masked.__all__ if isinstance(part := getattr(masked, name), type)}
 
 __all__ = [
-    "DECODERS", "PARTS", "Autoregressive", "Canvas", "Decoder", "Event", "Generation", "Ledger", "Needs", "Orthrus", "ReFusion", "Runner",
-    "Sampler", "check_lossless", "decoder", "generate", "number", "static", "stream", "whole", *masked.__all__]
+    "DECODERS", "PARTS", "Autoregressive", "Canvas", "Decoder", "Event", "Generation", "Ledger", "Needs", "Orthrus",
+    "ReFusion", "Runner", "Sampler", "check_lossless", "decoder", "generate", "number", "static", "stream", "whole",
+    *masked.__all__]
