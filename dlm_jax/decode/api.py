@@ -13,6 +13,7 @@ from dlm_jax.decode import answers, events
 from dlm_jax.decode.answers import Generation
 from dlm_jax.decode.events import Event
 from dlm_jax.decode.protocol import Decoder
+from dlm_jax.decode.request import Pair, halves
 from dlm_jax.decode.runner import Runner
 from dlm_jax.scoring import Model
 from dlm_jax.types import Params
@@ -21,7 +22,7 @@ from dlm_jax.types import Params
 def generate(
     model: Model,
     params: Params,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Pair],
     decoder: Decoder,
     *,
     max_new_tokens: int | Sequence[int],
@@ -39,7 +40,7 @@ def generate(
     Args:
       model: the module, as `load` returns it.
       params: its parameters.
-      prompts: ragged lists of token ids.
+      prompts: ragged lists of token ids; for a guided model a `Pair` each where its guide reads prompts of its own.
       decoder: `Autoregressive(...)`, `ReFusion(...)`, …
       max_new_tokens: tokens to generate at most, one number or one a prompt.
       eos_id: id that ends an answer; None takes the model config's, -1 ignores EOS.
@@ -61,13 +62,14 @@ def generate(
     if size < 1:
         raise ValueError(f"batch_size = {size}: at least 1")
     limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), (count,))
-    longest, width = max(len(p) for p in prompts), int(limits.max())
+    longest, theirs = (max(map(len, ids or [()])) for ids in halves(prompts))
+    width = int(limits.max())
     parts = []
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
         if size < count:
             request = runner.request(prompts[rows], max_new_tokens=limits[rows], first_row=start, batch=size,
-                                     prompt_capacity=longest, capacity=width, **options)
+                                     prompt_capacity=longest, guide_capacity=theirs, capacity=width, **options)
         parts.append(_timed(runner, request, rows.stop - start, width))
         if progress is not None:
             progress(rows.stop)
@@ -90,7 +92,7 @@ def _timed(runner: Runner, request, count: int, width: int) -> Generation:
 def stream(
     model: Model,
     params: Params,
-    prompts: Sequence[int] | Sequence[Sequence[int]],
+    prompts: Sequence[int] | Pair | Sequence[Sequence[int] | Pair],
     decoder: Decoder,
     *,
     max_new_tokens: int | Sequence[int],
@@ -113,8 +115,9 @@ def stream(
     Raises:
       ValueError: as `generate`.
     """
-    single = len(prompts) > 0 and np.ndim(prompts[0]) == 0
-    prompts = [prompts] if single else prompts
+    if isinstance(prompts, Pair) or (len(prompts) > 0 and not isinstance(prompts[0], Pair)
+                                     and np.ndim(prompts[0]) == 0):
+        prompts = [prompts]
     runner = Runner(model, params, decoder)
     request = runner.request(prompts, max_new_tokens=max_new_tokens, eos_id=eos_id, mask_id=mask_id, seed=seed,
                              first_row=first_row)

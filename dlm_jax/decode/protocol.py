@@ -29,12 +29,14 @@ class Needs:
       mask: whether drafts are made from a mask token.
       masked_canvas: whether masks stand on the canvas, so that the mask must be no EOS.
       dual: whether a second view drafts (Orthrus).
+      guide: whether a second model judges the drafts (`guided.join`).
     """
 
     bidirectional: bool
     mask: bool = False
     masked_canvas: bool = False
     dual: bool = False
+    guide: bool = False
 
 
 class Decoder(Part):
@@ -67,6 +69,9 @@ class Decoder(Part):
     def check_model(self, config: Any) -> None:
         """Raises ValueError for a model that the procedure is not made for."""
         name = type(self).__name__
+        if self.needs.guide and not hasattr(config, "guide"):
+            raise ValueError(f"{name} needs a guide beside the drafter: model, params = dlm_jax.decode.join(model, "
+                             "params, guide_model, guide_params, vocabulary_map)")
         if config.bidirectional != self.needs.bidirectional:
             kinds = {True: "bidirectional", False: "causal"}
             fix = ("decode it with Autoregressive, or make a masked-diffusion model of it (launch.convert_weights "

@@ -14,6 +14,7 @@ Letters: B batch, W tokens, P prompt capacity, G generation capacity, S = P + G.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -37,6 +38,8 @@ class Request:
       mask_id: () int32; -1 for none.
       keys: (B,) PRNG keys.
       capacity: G, static.
+      guide_prompt: (B, P') int32 the prompts as a guide reads them, right-padded; None where it reads these.
+      guide_length: (B,) int32, at least 1; None without them.
     """
 
     prompt: Array
@@ -46,6 +49,8 @@ class Request:
     mask_id: Array
     keys: Array
     capacity: int = struct.field(pytree_node=False)
+    guide_prompt: Array | None = None
+    guide_length: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -87,6 +92,34 @@ class Request:
         return jnp.concatenate([self.prompt, tokens], axis=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A prompt for a drafter and its guide that were taught by different chat templates.
+
+    Attributes:
+      prompt: token ids that the drafter continues.
+      guide: the same as the guide reads it, in ids of its own vocabulary.
+    """
+
+    prompt: Sequence[int]
+    guide: Sequence[int]
+
+
+def halves(prompts: Sequence[Sequence[int] | Pair]) -> tuple[list[Sequence[int]], list[Sequence[int]] | None]:
+    """Returns the prompts and what a guide reads in their place, None where it reads the same.
+
+    Raises:
+      ValueError: pairs among plain prompts.
+    """
+    pairs = [isinstance(p, Pair) for p in prompts]
+    if not any(pairs):
+        return list(prompts), None
+    if not all(pairs):
+        raise ValueError(f"prompt {pairs.index(False)} is a plain list and prompt {pairs.index(True)} a Pair: pass one "
+                         "kind, Pair(prompt, guide) where the guide reads another prompt")
+    return [p.prompt for p in prompts], [p.guide for p in prompts]
+
+
 def make(
     prompts: Sequence[Sequence[int]],
     *,
@@ -98,6 +131,8 @@ def make(
     first_row: int = 0,
     batch: int = 1,
     prompt_capacity: int = 1,
+    guide_prompts: Sequence[Sequence[int]] | None = None,
+    guide_capacity: int = 1,
 ) -> Request:
     """Lays prompts out in a bucketed batch.
 
@@ -110,21 +145,30 @@ def make(
       seed: of sampling; row i draws from (seed, first_row + i), whatever batch it is in.
       first_row: number of the first prompt.
       batch, prompt_capacity: least B and P, so that several batches share a shape.
+      guide_prompts: checked token ids that a guide reads in place of the prompts, or None.
+      guide_capacity: least P'.
 
     Returns:
       The request.
     """
-    rows = [np.asarray(p, np.int32) for p in prompts]
-    lengths = np.array([len(r) for r in rows], np.int32)
-    limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
-    B, P = bucket(max(len(rows), batch), least=1), bucket(max(int(lengths.max()), prompt_capacity))
-    tokens = np.zeros((B, P), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    pad = lambda x, value: np.concatenate([x, np.full(B - len(rows), value, np.int32)])
+    B = bucket(max(len(prompts), batch), least=1)
+    limits = np.zeros(B, np.int32)
+    limits[: len(prompts)] = max_new_tokens
     no = lambda x: np.int32(-1 if x is None else x)
+    theirs = (None, None) if guide_prompts is None else _padded(guide_prompts, B, guide_capacity)
     keys = _row_keys(jax.random.key(seed), first_row + np.arange(B, dtype=np.uint32))
-    return Request(*jax.device_put((tokens, pad(lengths, 1), pad(limits, 0), no(eos_id), no(mask_id))), keys, capacity)
+    host = (*_padded(prompts, B, prompt_capacity), limits, no(eos_id), no(mask_id))
+    return Request(*jax.device_put(host), keys, capacity, *jax.device_put(theirs))
+
+
+def _padded(prompts: Sequence[Sequence[int]], batch: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (B, P) ids of at least so many columns, and (B,) lengths, 1 for rows that only fill up the batch."""
+    lengths = np.ones(batch, np.int32)
+    lengths[: len(prompts)] = [len(p) for p in prompts]
+    tokens = np.zeros((batch, bucket(max(int(lengths.max()), least))), np.int32)
+    for row, prompt in zip(tokens, prompts):
+        row[: len(prompt)] = prompt
+    return tokens, lengths
 
 
 @jax.jit

@@ -15,7 +15,7 @@ from dlm_jax.decode.answers import Generation, read
 from dlm_jax.decode.executables import EXECUTABLES, Executables
 from dlm_jax.decode.parts import check_number
 from dlm_jax.decode.protocol import Decoder
-from dlm_jax.decode.request import Request, bucket
+from dlm_jax.decode.request import Pair, Request, bucket, halves
 from dlm_jax.scoring import Model, Scorer
 from dlm_jax.types import Params
 
@@ -77,67 +77,62 @@ class Runner:
         return executable(*arguments)
 
     def request(
-        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int | Sequence[int], eos_id: int | None = None,
-        mask_id: int | None = None, seed: int = 0, first_row: int = 0, batch: int = 1, prompt_capacity: int = 1,
-        capacity: int = 1,
+        self, prompts: Sequence[Sequence[int] | Pair], *, max_new_tokens: int | Sequence[int],
+        eos_id: int | None = None, mask_id: int | None = None, seed: int = 0, first_row: int = 0, batch: int = 1,
+        prompt_capacity: int = 1, guide_capacity: int = 1, capacity: int = 1,
     ) -> Request:
         """Checks prompts and lays them out in a bucketed batch.
 
         Args:
-          prompts: ragged lists of token ids.
+          prompts: ragged lists of token ids, or pairs of them where a guide reads prompts of its own.
           max_new_tokens: tokens to generate at most, one number or one a prompt.
           eos_id: id that ends an answer; None takes the model config's, -1 ignores EOS.
           mask_id: id of the mask token; None takes the model config's.
           seed: of sampling; prompt i draws from (seed, first_row + i), whatever batch it is in.
           first_row: number of the first prompt.
-          batch, prompt_capacity: least B and P. capacity: tokens that the canvas must hold at least.
+          batch, prompt_capacity, guide_capacity: least B, P and P'.
+          capacity: tokens that the canvas must hold at least.
 
         Raises:
           ValueError: bad prompts, lengths or ids, before anything is compiled.
         """
         check_number("first_row", first_row, 0, 2**31, kind=int)
-        eos_id, mask_id, limits = self._checked(prompts, max_new_tokens, eos_id, mask_id)
+        prompts, theirs, limits, eos_id, mask_id = self._checked(prompts, max_new_tokens, eos_id, mask_id)
         return requests.make(
             prompts, max_new_tokens=limits, capacity=self.decoder.capacity(bucket(max(int(limits.max()), capacity))),
             eos_id=eos_id, mask_id=mask_id, seed=seed, first_row=first_row, batch=batch,
-            prompt_capacity=prompt_capacity)
+            prompt_capacity=prompt_capacity, guide_prompts=theirs, guide_capacity=guide_capacity)
 
     def _checked(self, prompts, max_new_tokens, eos_id, mask_id):
-        """Returns eos and mask ids and the (B,) limits of a request that makes sense."""
+        """Returns prompts, those of a guide, (B,) limits, eos and mask ids of a request that makes sense."""
         config = self.model.config
         if len(prompts) == 0:
             raise ValueError("no prompts: pass a list of at least one list of token ids")
+        prompts, theirs = halves(prompts)
+        if theirs is not None and not self.decoder.needs.guide:
+            raise ValueError(f"prompts are pairs, and {type(self.decoder).__name__} asks no guide: pass plain ids")
         for i, prompt in enumerate(prompts):
-            ids = np.asarray(prompt)
-            if ids.size == 0:
-                raise ValueError(f"prompt {i} is empty: a prompt holds at least one token (a BOS, for instance)")
-            if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-                raise ValueError(f"prompt {i} = {str(prompt)[:60]}: expected a list of integer token ids, and prompts "
-                                 "a list of such lists")
-            bad = ids[(ids < 0) | (ids >= config.vocab_size)]
-            if bad.size:
-                raise ValueError(f"prompt {i} holds token id {bad[0]}, outside the vocabulary of {config.vocab_size} "
-                                 "ids: was it made with this model's tokenizer?")
+            check_prompt(f"prompt {i}", prompt, config.vocab_size)
         limits = np.asarray(max_new_tokens)
         if not np.issubdtype(limits.dtype, np.integer) or (limits.ndim and limits.shape != (len(prompts),)):
             raise ValueError(f"max_new_tokens = {max_new_tokens!r}: expected an int, or one for each of "
                              f"{len(prompts)} prompts")
         if limits.min() < 1:
             raise ValueError(f"max_new_tokens = {int(limits.min())}: at least 1")
-        longest = int(np.max(np.array([len(p) for p in prompts]) + limits))
-        if longest > config.max_position_embeddings:
-            raise ValueError(f"prompt and answer reach {longest} tokens, the model was made for "
-                             f"{config.max_position_embeddings} (max_position_embeddings): shorten the prompt or lower "
-                             "max_new_tokens")
+        limits = np.broadcast_to(limits.astype(np.int32), (len(prompts),))
+        check_room("prompt", prompts, limits, config.max_position_embeddings)
+        if theirs is not None:
+            for i, prompt in enumerate(theirs):
+                check_prompt(f"the guide's prompt {i}", prompt, config.guide.vocab_size)
+            check_room("the guide's prompt", theirs, limits, config.guide.max_position_embeddings)
         eos_id = config.eos_token_id if eos_id is None else eos_id
         mask_id = config.mask_token_id if mask_id is None else mask_id
         eos_id = None if eos_id == -1 else eos_id
         for name, value in (("eos_id", eos_id), ("mask_id", mask_id)):
             if value is not None and not 0 <= value < config.vocab_size:
                 raise ValueError(f"{name} = {value} lies outside the vocabulary of {config.vocab_size} ids")
-        limits = np.broadcast_to(limits.astype(np.int32), (len(prompts),))
         self.decoder.check_request(prompts, limits, eos_id, mask_id)
-        return eos_id, mask_id, limits
+        return prompts, theirs, limits, eos_id, mask_id
 
     def start(self, request: Request) -> Rows:
         """Prefills a batch."""
@@ -162,14 +157,14 @@ class Runner:
         """Returns (B, G) tokens and which of them are drafts that may come to nothing."""
         return tuple(map(np.asarray, self._call(executables.provisional, self._traced, rows.state)))
 
-    def admit(self, rows: Rows, row: int, prompt: Sequence[int], *, max_new_tokens: int, seed: int = 0, number: int = 0
-              ) -> Rows:
+    def admit(self, rows: Rows, row: int, prompt: Sequence[int] | Pair, *, max_new_tokens: int, seed: int = 0,
+              number: int = 0) -> Rows:
         """Prefills a prompt in the place of a row that is done; the others stay as they are.
 
         Args:
           rows: the batch; its EOS and mask hold for the newcomer too.
           row: its place in the batch.
-          prompt: token ids.
+          prompt: token ids, or a pair where the batch was started with pairs.
           max_new_tokens: tokens to generate at most.
           seed, number: the row draws as prompt `number` of `generate(..., seed=seed)` does.
 
@@ -181,16 +176,21 @@ class Runner:
             raise ValueError(f"row = {row}: the batch has rows 0 to {old.batch - 1}")
         if not rows.done[row]:
             raise ValueError(f"row {row} is still being decoded: run it to its end, or release it first")
-        _, _, limits = self._checked([prompt], max_new_tokens, int(old.eos_id), int(old.mask_id))
-        for name, length, room in (("prompt", len(prompt), old.prompt_capacity),
-                                   ("max_new_tokens", int(limits[0]), old.capacity)):
-            if length > room:
-                raise ValueError(f"{name}: {length} tokens do not fit a batch made for {room}; start it with longer "
-                                 "prompts or answers (prompt_capacity, capacity)")
-        check_number("number", number, 0, 2**31, kind=int)
         none = lambda x: None if int(x) < 0 else int(x)
+        [prompt], theirs, limits, *_ = self._checked([prompt], max_new_tokens, int(old.eos_id), none(old.mask_id))
+        if (theirs is None) != (old.guide_prompt is None):
+            raise ValueError("a batch takes pairs of prompts or plain ones, as it was started")
+        room = 1 if theirs is None else old.guide_prompt.shape[1]
+        for name, length, most in (("prompt", len(prompt), old.prompt_capacity),
+                                   ("the guide's prompt", 0 if theirs is None else len(theirs[0]), room),
+                                   ("max_new_tokens", int(limits[0]), old.capacity)):
+            if length > most:
+                raise ValueError(f"{name}: {length} tokens do not fit a batch made for {most}; start it with longer "
+                                 "prompts or answers (prompt_capacity, guide_capacity, capacity)")
+        check_number("number", number, 0, 2**31, kind=int)
         one = requests.make([prompt], max_new_tokens=limits, capacity=old.capacity, eos_id=none(old.eos_id),
-                            mask_id=none(old.mask_id), seed=seed, first_row=number, prompt_capacity=old.prompt_capacity)
+                            mask_id=none(old.mask_id), seed=seed, first_row=number, guide_prompts=theirs,
+                            prompt_capacity=old.prompt_capacity, guide_capacity=room)
         fresh = self.start(one)
         return Rows(*self._call(executables.insert, (old, rows.state), np.int32(row), (one, fresh.state)))
 
@@ -220,6 +220,28 @@ class Runner:
           width: tokens of the canvas that are read; None for the longest of those rows.
         """
         return read(rows.request, rows.state.canvas, rows.state.counts, np.asarray(chosen, np.int32), width)
+
+
+def check_prompt(name: str, prompt: Sequence[int], vocab_size: int) -> None:
+    """Raises ValueError for a prompt, called `name`, that is no list of ids of a vocabulary."""
+    ids = np.asarray(prompt)
+    if ids.size == 0:
+        raise ValueError(f"{name} is empty: a prompt holds at least one token (a BOS, for instance)")
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"{name} = {str(prompt)[:60]}: expected a list of integer token ids, and prompts a list of "
+                         "such lists")
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if bad.size:
+        raise ValueError(f"{name} holds token id {bad[0]}, outside the vocabulary of {vocab_size} ids: was it made "
+                         "with this model's tokenizer?")
+
+
+def check_room(name: str, prompts: Sequence[Sequence[int]], limits: np.ndarray, positions: int) -> None:
+    """Raises ValueError for prompts and (B,) lengths of answers that reach beyond the positions a model knows."""
+    longest = int(np.max(np.array([len(p) for p in prompts]) + limits))
+    if longest > positions:
+        raise ValueError(f"{name} and answer reach {longest} tokens, the model was made for {positions} "
+                         "(max_position_embeddings): shorten the prompt or lower max_new_tokens")
 
 
 def python_loop(score: Scorer, decoder: Decoder, request: Request) -> Any:

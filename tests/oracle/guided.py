@@ -12,20 +12,28 @@ from typing import Any
 import numpy as np
 
 import dlm_jax
-from dlm_jax.decode import guided_model
-from dlm_jax.decode.guided import ACCEPTANCE, Guided
+from dlm_jax.decode.guided import (
+    Aggressive, Agreed, BlockBoundary, Exact, Guided, NoCache, Prompt, Relative, Sliding, Speculative, TopK, join)
 from tests.oracle.masked import Folder, Outcome
 
-CACHES = {"full_recompute": "none", "prompt_cache": "prompt", "aggressive_aligned": "aggressive",
-          "sliding_aligned": "sliding", "block_boundary_aligned": "block_boundary"}
-TESTS = {"deterministic": "exact", "topk": "top_k", "topk_relative": "top_k_relative"}
-NAMES = {"acceptance_top_k": "top_k", "top_p": "relative_probability", "block_size": "block_length",
-         "sliding_window_size": "window_size"}
+CACHES = {
+    "full_recompute": lambda given: NoCache(),
+    "prompt_cache": lambda given: Prompt(),
+    "aggressive_aligned": lambda given: Aggressive(),
+    "sliding_aligned": lambda given: Sliding(given["sliding_window_size"]),
+    "block_boundary_aligned": lambda given: BlockBoundary(given["block_size"]),
+}
+TESTS = {
+    "deterministic": lambda given: Exact(),
+    "topk": lambda given: TopK(given["acceptance_top_k"]),
+    "topk_relative": lambda given: Relative(given["acceptance_top_k"], given["top_p"]),
+}
+RULES = {"assisted": Agreed(), "speculative": Speculative()}
 
 
 @functools.lru_cache(maxsize=1)
 def _joined(folder: Folder) -> tuple[Any, Any]:
-    return guided_model.join(*folder.model, *folder.guider)
+    return join(*folder.model, *folder.guider)
 
 
 def settings(case: dict) -> tuple[Guided, dict[str, int]]:
@@ -35,13 +43,10 @@ def settings(case: dict) -> tuple[Guided, dict[str, int]]:
       KeyError: a rule, cache or acceptance test that this library has no name for.
     """
     given = {"acceptance_top_k": 5, "verify_batch_size": 32, **case["params"]}  # the released defaults
-    acceptance = TESTS[given["sampling_strategy"]]
-    used = {*ACCEPTANCE[acceptance], "block_length", "window_size"} - ({"top_k"} if acceptance == "exact" else set())
     chunk = given["verify_batch_size"]
     decoder = Guided(
-        rule=case["rule"], acceptance=acceptance, cache=CACHES[case["cache"]],
-        verify_batch_size=0 if chunk >= given["max_new_tokens"] else chunk,
-        **{NAMES[name]: value for name, value in given.items() if NAMES.get(name) in used})
+        rule=RULES[case["rule"]], accept=TESTS[given["sampling_strategy"]](given), cache=CACHES[case["cache"]](given),
+        verify_batch_size=0 if chunk >= given["max_new_tokens"] else chunk)
     eos = given["eos_token_id"] if case["rule"] == "assisted" else -1  # the released speculative rule never sees it
     return decoder, {"max_new_tokens": given["max_new_tokens"], "eos_id": eos, "mask_id": given["mask_id"]}
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dlm_jax.scoring import Scorer
+from dlm_jax.decode.request import Request
+from dlm_jax.scoring import Model, Scorer
 from dlm_jax.types import Params
 
 
@@ -42,6 +43,12 @@ class GuidedScorer(_Drafter):
     def __call__(self, *arguments, **options) -> Array:
         """See `scoring.Scorer.__call__`."""
         return self.drafter(*arguments, **options)
+
+    def for_guide(self, request: Request) -> Request:
+        """Returns the batch as the guide reads it: its own prompts, or the drafter's in its ids."""
+        if request.guide_prompt is None:
+            return request.replace(prompt=self.feed[request.prompt])
+        return request.replace(prompt=request.guide_prompt, prompt_length=request.guide_length)
 
 
 @dataclasses.dataclass(frozen=True)
