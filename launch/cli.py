@@ -23,9 +23,10 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def check_counts(**counts: int | None) -> None:
-    """Raises ValueError for an option, by its name in Python, that is given and not at least 1."""
-    for name, value in counts.items():
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError for an option, by its field, that is given and less than 1."""
+    for name in names:
+        value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: at least 1")
 

@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
         print(decoders.catalogue())
         return
     _, chosen = decoders.chosen(options)
-    cli.check_counts(batch_size=options.batch_size, max_new_tokens=chosen.max_new_tokens)
+    cli.check_counts(options, "batch_size", "max_new_tokens")
     if options.stream and options.output:
         raise ValueError("--stream shows answers and --output writes them: give one")
     messages = read_prompts(options, sys.stdin)

@@ -71,8 +71,7 @@ def run(options: argparse.Namespace) -> int:
     from dlm_jax.data import sources
 
     name, chosen = decoders.chosen(options)
-    cli.check_counts(max_new_tokens=chosen.max_new_tokens, batch_size=options.batch_size, timed=options.timed,
-                     limit=options.limit)
+    cli.check_counts(options, "max_new_tokens", "batch_size", "timed", "limit")
     if options.check_lossless and name != "orthrus":
         raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
@@ -94,20 +93,20 @@ def run(options: argparse.Namespace) -> int:
             name, *subject, timed=options.timed, seed=options.seed, **ask,
             progress=lambda done, total: bar.update(shown, description="answering", completed=done, total=total))
     row |= {**claim, "family": name, "label": name, "headline": True}
-    write(options, row, answers, task, chosen.max_new_tokens)
+    write(options, row, answers, task, chosen)
     if claim:
         cli.log.info(claim["lossless_report"])
     return int(claim.get("divergences", 0) > 0)
 
 
-def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, room: int) -> None:
+def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, chosen: Any) -> None:
     """Writes what was found.
 
     Args:
       options: from `parser`.
       row, answers: of `runner.evaluate`.
       task: what was asked.
-      room: longest answer, tokens.
+      chosen: `configs.Decoding` that was asked.
     """
     import jax
 
@@ -122,8 +121,8 @@ def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[An
                       "answers": [{"system": row["name"], "text": a.text, "right": a.right}]}
                      for a in sorted(answers, key=lambda a: a.right)[:4]],
         "facts": [["Model", str(options.model)], ["Guide", options.guide or "none"], ["Rows", str(options.data)],
-                  ["Longest answer", f"{room} tokens"],
-                  ["Decoder", ", ".join(f"{k} {v}" for k, v in row["decoder"].items())],
+                  ["Longest answer", f"{chosen.max_new_tokens} tokens"],
+                  ["Decoder", repr(chosen.decoder)],
                   ["Software", f"jax {jax.__version__} on {jax.device_count()} × {jax.default_backend()}"],
                   ["Seed", str(options.seed)]],
     }

@@ -53,13 +53,14 @@ class Answer:
 
 
 def describe(decoder: Any) -> dict[str, Any]:
-    """Returns a decoder's kind and hyperparameters as plain values.
+    """Returns a decoder's kind and hyperparameters as plain values, and so those of its parts.
 
     Args:
       decoder: a frozen dataclass.
     """
-    fields = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
-    return {"kind": type(decoder).__name__, **fields}
+    plain = lambda value: describe(value) if dataclasses.is_dataclass(value) else value
+    return {"kind": type(decoder).__name__, **{f.name: plain(getattr(decoder, f.name))
+                                               for f in dataclasses.fields(decoder)}}
 
 
 def evaluate(

@@ -23,30 +23,38 @@ file of results says when it was made, by which command and with which versions.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from launch import cli
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the launcher; returns the exit status, 2 for bad input."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+def parse(typed: Sequence[str]) -> argparse.Namespace:
+    """Returns what is to be measured, and the words behind it, which are options of its own."""
+    parser = cli.parser("python -m launch.benchmark", __doc__)
     parser.add_argument("what", choices=("decode", "masked", "kernels"), help="what to measure")
-    options = arguments[1:]
-    what = parser.parse_args(arguments[:1]).what
-    if what == "decode":
+    return argparse.Namespace(**vars(parser.parse_args(typed[:1])), options=list(typed[1:]))
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Runs a benchmark; returns the exit code."""
+    if asked.what == "decode":
         from launch.benchmark import decode
 
-        return decode.main(options)
-    if what == "masked":
+        return decode.main(asked.options)
+    if asked.what == "masked":
         from launch.benchmark import masked
 
-        return masked.main(options)
+        return masked.main(asked.options)
     import jax
 
     from launch.benchmark.kernel_peers import PEERS
     from pallas_kernels import benchmark
 
-    benchmark.main(options, "python -m launch.benchmark kernels", PEERS if jax.default_backend() == "gpu" else None)
+    peers = PEERS if jax.default_backend() == "gpu" else None
+    benchmark.main(asked.options, "python -m launch.benchmark kernels", peers)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the launcher; returns the exit code, 2 for bad input."""
+    return cli.main(parse, run, arguments)

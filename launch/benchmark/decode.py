@@ -108,8 +108,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    p = argparse.ArgumentParser(prog="python -m launch.benchmark decode", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = cli.parser("python -m launch.benchmark decode", __doc__)
     p.add_argument("--width", type=int, default=512, help="hidden size, a multiple of 64 (default: %(default)s)")
     p.add_argument("--layers", type=int, default=16, help="layers (default: %(default)s)")
     p.add_argument("--vocab", type=int, default=16384, help="vocabulary (default: %(default)s)")
@@ -123,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> None:
     """Does what the command line says; `arguments` is what was typed."""
-    results.at_least_1(options, "layers", "vocab", "prompt", "new_tokens", "repeats")
+    cli.check_counts(options, "layers", "vocab", "prompt", "new_tokens", "repeats")
     if options.width % 64 or options.width < 64:
         raise ValueError(f"--width {options.width}: a positive multiple of 64")
     stacked = model_of(options)
@@ -135,5 +134,4 @@ def run(options: argparse.Namespace, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs the benchmark; returns the exit status, 2 for bad input."""
-    options = parser().parse_args(arguments)
-    return cli.exit_code(lambda: run(options, arguments))
+    return cli.main(parser().parse_args, lambda options: run(options, arguments), arguments)

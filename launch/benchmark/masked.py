@@ -162,8 +162,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    p = argparse.ArgumentParser(prog="python -m launch.benchmark masked", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = cli.parser("python -m launch.benchmark masked", __doc__)
     p.add_argument("--size", nargs="+", choices=tuple(SIZES), default=["1m", "50m"],
                    help="random models to measure (default: 1m 50m)")
     p.add_argument("--model", metavar="PATH", help="a bidirectional model to measure in place of random ones")
@@ -188,7 +187,7 @@ def shaped(options: argparse.Namespace, name: str) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Raises ValueError for options that make no benchmark."""
-    results.at_least_1(options, "batch", "prompt", "new_tokens", "block", "steps", "repeats")
+    cli.check_counts(options, "batch", "prompt", "new_tokens", "block", "steps", "repeats")
     blocks, rest = divmod(options.new_tokens, options.block)
     if rest:
         raise ValueError(f"--new-tokens {options.new_tokens}: a multiple of --block {options.block}")
@@ -229,5 +228,4 @@ def run(options: argparse.Namespace, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs the launcher; returns the exit status, 2 for bad input."""
-    options = parser().parse_args(arguments)
-    return cli.exit_code(lambda: run(options, arguments))
+    return cli.main(parser().parse_args, lambda options: run(options, arguments), arguments)

@@ -40,9 +40,10 @@ def test_a_defect_is_not_bad_input():
 
 
 def test_counts_are_refused_by_the_options_name():
-    cli.check_counts(batch_size=1, limit=None)
+    options = argparse.Namespace(batch_size=0, limit=None, timed=1)
+    cli.check_counts(options, "limit", "timed")
     with pytest.raises(ValueError, match="--batch-size 0: at least 1"):
-        cli.check_counts(limit=3, batch_size=0)
+        cli.check_counts(options, "limit", "batch_size")
 
 
 def _parser():
