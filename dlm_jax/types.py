@@ -8,3 +8,4 @@ import jax
 
 Array = jax.Array
 Params = Any  # nested dict of arrays, as Linen makes it
+ROWS = ("data", "fsdp")  # mesh axes that see different rows

@@ -39,7 +39,7 @@ def generate(
 
     Args:
       model: the module, as `load` returns it.
-      params: its parameters.
+      params: its parameters; where they lie on a mesh, the rows of a batch are split over its data axes.
       prompts: ragged lists of token ids; for a guided model a `Pair` each where its guide reads prompts of its own.
       decoder: `Autoregressive(...)`, `ReFusion(...)`, …
       max_new_tokens: tokens to generate at most, one number or one a prompt.

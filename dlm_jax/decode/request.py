@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dlm_jax.nn import visibility as vis
+from dlm_jax.types import ROWS, Params
 
 
 @struct.dataclass
@@ -133,6 +135,7 @@ def make(
     prompt_capacity: int = 1,
     guide_prompts: Sequence[Sequence[int]] | None = None,
     guide_capacity: int = 1,
+    over: NamedSharding | None = None,
 ) -> Request:
     """Lays prompts out in a bucketed batch.
 
@@ -147,18 +150,23 @@ def make(
       batch, prompt_capacity: least B and P, so that several batches share a shape.
       guide_prompts: checked token ids that a guide reads in place of the prompts, or None.
       guide_capacity: least P'.
+      over: how rows lie on several devices, see `rows_over`; empty rows fill a batch that these do not divide.
 
     Returns:
       The request.
     """
-    B = bucket(max(len(prompts), batch), least=1)
+    ways = 1 if over is None else over.num_devices // over.shard_shape((over.num_devices,))[0]
+    B = -(-bucket(max(len(prompts), batch), least=1) // ways) * ways
     limits = np.zeros(B, np.int32)
     limits[: len(prompts)] = max_new_tokens
     no = lambda x: np.int32(-1 if x is None else x)
     theirs = (None, None) if guide_prompts is None else _padded(guide_prompts, B, guide_capacity)
     keys = _row_keys(jax.random.key(seed), first_row + np.arange(B, dtype=np.uint32))
-    host = (*_padded(prompts, B, prompt_capacity), limits, no(eos_id), no(mask_id))
-    return Request(*jax.device_put(host), keys, capacity, *jax.device_put(theirs))
+    request = Request(*_padded(prompts, B, prompt_capacity), limits, no(eos_id), no(mask_id), keys, capacity, *theirs)
+    if over is None:
+        return jax.device_put(request)
+    whole = NamedSharding(over.mesh, PartitionSpec())
+    return jax.device_put(request, jax.tree.map(lambda x: over if x.ndim else whole, request))
 
 
 def _padded(prompts: Sequence[Sequence[int]], batch: int, least: int) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +177,15 @@ def _padded(prompts: Sequence[Sequence[int]], batch: int, least: int) -> tuple[n
     for row, prompt in zip(tokens, prompts):
         row[: len(prompt)] = prompt
     return tokens, lengths
+
+
+def rows_over(params: Params) -> NamedSharding | None:
+    """Returns how a batch lies on the mesh of sharded parameters: rows over `ROWS`; None on one device."""
+    place = next((x.sharding for x in jax.tree.leaves(params) if isinstance(
+        getattr(x, "sharding", None), NamedSharding)), None)
+    if place is None or place.num_devices == 1:
+        return None
+    return NamedSharding(place.mesh, PartitionSpec(tuple(axis for axis in ROWS if axis in place.mesh.axis_names)))
 
 
 @jax.jit

@@ -69,6 +69,7 @@ class Runner:
         decoder.check_model(model.config)
         self.model, self.params, self.decoder = model, params, decoder
         self.compile_seconds = 0.0
+        self._rows_over = requests.rows_over(params)
         self._executables, self._traced = executables, parts.traced(decoder)
 
     def _call(self, function, *arguments):
@@ -101,7 +102,7 @@ class Runner:
         return requests.make(
             prompts, max_new_tokens=limits, capacity=self.decoder.capacity(bucket(max(int(limits.max()), capacity))),
             eos_id=eos_id, mask_id=mask_id, seed=seed, first_row=first_row, batch=batch,
-            prompt_capacity=prompt_capacity, guide_prompts=theirs, guide_capacity=guide_capacity)
+            prompt_capacity=prompt_capacity, guide_prompts=theirs, guide_capacity=guide_capacity, over=self._rows_over)
 
     def _checked(self, prompts, max_new_tokens, eos_id, mask_id):
         """Returns prompts, those of a guide, (B,) limits, eos and mask ids of a request that makes sense."""

@@ -16,10 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dlm_jax.models import build
 from dlm_jax.train.config import MeshConfig, TrainConfig
 from dlm_jax.train.state import TrainState, split
-from dlm_jax.types import Params
+from dlm_jax.types import ROWS, Params
 
 AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")  # mesh axes that see different rows
 RULES = (
     ("batch", ROWS),
     ("length", None),
