@@ -24,7 +24,6 @@ EXPERIMENTS = {
 DECODING: dict[str, Decoding] = {
     "released": Decoding(decoder=decode.block_diffusion(block_length=32, steps=256),
                          source="BD3-LM's released sampler; lengths are ours"),
-    "parallel": Decoding(decoder=decode.MaskedDiffusion(block_length=32, rule="threshold", threshold=0.9, cache="block",
-                                                        early_stop="block"),
+    "parallel": Decoding(decoder=decode.block_diffusion(block_length=32, commit=decode.Threshold(0.9)),
                          source="the same, with the threshold of Fast-dLLM, Sec. 4.1"),
 }

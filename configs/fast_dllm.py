@@ -9,10 +9,10 @@ def _decoding(decoder: decode.MaskedDiffusion) -> Decoding:
 
 
 DECODING: dict[str, Decoding] = {name: _decoding(decoder) for name, decoder in {
-    "llada_parallel": decode.fast_dllm(cache="none", early_stop="fill"),
-    "llada_prefix": decode.fast_dllm(cache="prefix", early_stop="fill"),
-    "llada_dual": decode.fast_dllm(cache="dual", early_stop="fill"),
-    "llada_dual_factor": decode.fast_dllm(cache="dual", threshold=None, factor=1.0, early_stop="fill"),
-    "dream_prefix": decode.fast_dllm_dream(cache="prefix", early_stop="fill"),
-    "dream_dual": decode.fast_dllm_dream(cache="dual", early_stop="fill"),
+    "llada_parallel": decode.fast_dllm(cache=decode.NoCache(), stop=decode.Fill()),
+    "llada_prefix": decode.fast_dllm(cache=decode.Prefix(), stop=decode.Fill()),
+    "llada_dual": decode.fast_dllm(stop=decode.Fill()),
+    "llada_dual_factor": decode.fast_dllm(threshold=None, factor=1.0, stop=decode.Fill()),
+    "dream_prefix": decode.fast_dllm_dream(cache=decode.Prefix(), stop=decode.Fill()),
+    "dream_dual": decode.fast_dllm_dream(stop=decode.Fill()),
 }.items()}

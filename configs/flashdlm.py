@@ -18,20 +18,21 @@ GUIDERS = {  # Qwen2.5-Instruct
         tie_word_embeddings=False),
 }
 
-# The block cache of Table 11 is 256 tokens for both models, LLaDA decoding blocks of 64 inside it; here a block is
-# frozen once it is decoded. "Speculation Block Size" is what a forward of the guide reads. The table names no commit
-# rules.
-_RELEASED = "FlashDLM, Table 11; commit rule of the released sampler"
+# Table 11. Its "Block Cache Size" is what is frozen at once, its "Block Length" what LLaDA decodes at a time, its
+# "Speculation Block Size" what a forward of the guide reads. It names no commit rules.
+_FREECACHE = "FlashDLM, Table 11; commit rule of the released sampler"
 DECODING: dict[str, Decoding] = {
-    "dream_freecache": Decoding(decoder=decode.free_cache_dream(steps=0, block_length=256), source=_RELEASED),
-    "llada_freecache": Decoding(decoder=decode.free_cache(steps=0, block_length=64), source=_RELEASED),
-    "guided": Decoding(
-        decoder=decode.Guided(verify_batch_size=32, rule="paper", cache="free", block_length=256, acceptance="exact"),
-        max_new_tokens=1024, source="FlashDLM, Table 11 and Algorithm 1"),
-    "guided_relaxed": Decoding(
-        decoder=decode.Guided(verify_batch_size=32, rule="paper", cache="free", block_length=256,
-                              acceptance="logit_threshold", top_k=2, logit_threshold=0.5),
-        max_new_tokens=1024, source="FlashDLM, Table 11 and C.4"),
+    "dream_freecache": Decoding(decoder=decode.free_cache_dream(steps=0, block_length=256), source=_FREECACHE),
+    "llada_freecache": Decoding(
+        decoder=decode.free_cache(steps=0, block_length=64, cache=decode.Free(block_length=256)), source=_FREECACHE),
+    "guided": Decoding(decoder=decode.guided.flash_dlm(), max_new_tokens=1024,
+                       source="FlashDLM, Table 11 and Algorithm 1"),
+    "guided_relaxed": Decoding(decoder=decode.guided.flash_dlm_relaxed(), max_new_tokens=1024,
+                               source="FlashDLM, Table 11 and C.4"),
+    "guided_released": Decoding(decoder=decode.guided.flash_dlm_released(), max_new_tokens=1024,
+                                source="FlashDLM's released assisted decoding; length of Table 11"),
+    "guided_released_relaxed": Decoding(decoder=decode.guided.flash_dlm_released_relaxed(), max_new_tokens=1024,
+                                        source="FlashDLM's released topk_relative decoding; length of Table 11"),
 }
 
 # Appendix C.5; {question} stands for what is asked, choices included. MMLU-PRO's is the benchmark's own, of which the

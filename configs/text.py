@@ -75,8 +75,7 @@ def parse(text: str, hint: Any, parts: Parts = types.MappingProxyType({}), examp
     Raises:
       ValueError: a text that is no such value; the message says what is expected and leaves the text to the caller.
     """
-    text, options = text.strip(), _options(hint)
-    fitting = {name: kind for name, kind in parts.items() if any(_fits(kind, option) for option in options)}
+    text, options, fitting = text.strip(), _options(hint), _fitting(hint, parts)
     called = _call(text) if fitting else None
     if type(None) in options and text.lower() == "none":
         return None
@@ -88,8 +87,20 @@ def parse(text: str, hint: Any, parts: Parts = types.MappingProxyType({}), examp
         except ValueError:
             continue
     if called:
-        raise ValueError(f"no part {called[0]!r}{close_to(called[0], fitting)}; accepted: {', '.join(_calls(fitting))}")
-    raise ValueError(f"expected {_describe(options, fitting)}{example}")
+        raise ValueError(f"no part {called[0]!r}{close_to(called[0], fitting)}; accepted: "
+                         f"{', '.join(calls(hint, parts))}")
+    raise ValueError(f"expected {' or '.join([*calls(hint, parts), *filter(None, map(_describe, options))])}{example}")
+
+
+def calls(hint: Any, parts: Parts) -> list[str]:
+    """Returns how the parts that a value of a type may be are called, `Blocks(length, ahead)`.
+
+    Args:
+      hint: the type.
+      parts: classes that values may be calls of.
+    """
+    return [f"{name}({', '.join(f.name for f in dataclasses.fields(kind) if f.init)})"
+            for name, kind in _fitting(hint, parts).items()]
 
 
 def show(value: Any) -> str:
@@ -97,6 +108,15 @@ def show(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(show, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def brief(value: Any) -> str:
+    """Returns the call that makes a value, without the fields that have their default."""
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    changed = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)
+               if f.default is dataclasses.MISSING or getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{name}={brief(inner)}' for name, inner in changed)})"
 
 
 def close_to(name: str, accepted: Iterable[str]) -> str:
@@ -125,7 +145,7 @@ class _Draft:
         for field in dataclasses.fields(self.base):
             held, path = self.get(field.name), prefix + field.name
             nested = dataclasses.is_dataclass(held.base)
-            if not nested or any(_fits(kind, hint) for kind in parts.values() for hint in _options(hints[field.name])):
+            if not nested or _fitting(hints[field.name], parts):
                 found.append(path)
             if nested:
                 found += held.fields(parts, f"{path}.")
@@ -138,6 +158,10 @@ def _hints(config: Any) -> dict[str, Any]:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _fitting(hint: Any, parts: Parts) -> Parts:
+    return {name: kind for name, kind in parts.items() if any(_fits(kind, option) for option in _options(hint))}
 
 
 def _fits(kind: type, hint: Any) -> bool:
@@ -201,17 +225,9 @@ def _build(name: str, arguments: list[tuple[str | None, str]], kind: type, parts
     return kind(**values)
 
 
-def _calls(parts: Parts) -> list[str]:
-    return [f"{name}({', '.join(f.name for f in dataclasses.fields(kind) if f.init)})" for name, kind in parts.items()]
-
-
-def _describe(options: tuple[Any, ...], fitting: Parts) -> str:
-    words = []
-    for option in options:
-        if option in _WORDS:
-            words.append(_WORDS[option])
-        elif typing.get_origin(option) is tuple:
-            words.append("integers such as 4,8,16" if int in typing.get_args(option) else "numbers such as 0.1,0.9")
-        elif typing.get_origin(option) is typing.Literal:
-            words += map(str, typing.get_args(option))
-    return " or ".join([*_calls(fitting), *words])
+def _describe(option: Any) -> str:
+    if typing.get_origin(option) is tuple:
+        return "integers such as 4,8,16" if int in typing.get_args(option) else "numbers such as 0.1,0.9"
+    if typing.get_origin(option) is typing.Literal:
+        return " or ".join(typing.get_args(option))
+    return _WORDS.get(option, "")

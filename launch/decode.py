@@ -100,44 +100,45 @@ def run(options: argparse.Namespace) -> None:
     if options.output:
         with _opened(options.output, "a"):  # now, rather than after the work
             pass
-    model, params, tokenizer = decoders.load(options)
-    chat = decoders.chat(options, tokenizer)
-    prompts = [decoders.encode(tokenizer, each, chat, options.raw) for each in messages]
+    subject = decoders.load(options)
+    prompts = [subject.encode(each, options.raw) for each in messages]
+    asked = [each[-1]["content"] for each in messages]
+    tokenizer, config = subject.tokenizer, subject.model.config
     first = lambda *ids: next((i for i in ids if i is not None), None)
-    ask = dict(max_new_tokens=chosen.max_new_tokens, seed=options.seed,
-               eos_id=first(options.eos_id, tokenizer.eos_token_id, model.config.eos_token_id),
-               mask_id=first(options.mask_id, tokenizer.mask_token_id, model.config.mask_token_id))
+    ask = dict(decoder=chosen.decoder, max_new_tokens=chosen.max_new_tokens, seed=options.seed,
+               eos_id=first(options.eos_id, tokenizer.eos_token_id, config.eos_token_id),
+               mask_id=first(options.mask_id, tokenizer.mask_token_id, config.mask_token_id))
     if options.stream:
-        show(model, params, tokenizer, prompts, messages, chosen.decoder, ask)
+        show(subject, prompts, asked, ask)
     else:
-        answer(model, params, tokenizer, prompts, messages, chosen.decoder, ask, options)
+        answer(subject, prompts, asked, ask, options)
 
 
-def show(model: Any, params: Any, tokenizer: Any, prompts: list[list[int]], messages: list[list[dict[str, str]]],
-         decoder: Any, ask: dict[str, Any]) -> None:
-    """Decodes prompts one by one, on the screen; `ask` are further arguments of `stream`."""
+def show(subject: decoders.Subject, prompts: list[Any], asked: list[str], ask: dict[str, Any]) -> None:
+    """Decodes prompts, in words `asked`, one by one on the screen; `ask` are further arguments of `stream`."""
     import dlm_jax
 
     console = Console(stderr=True)
-    for i, (prompt, message) in enumerate(zip(prompts, messages)):
-        console.rule(message[-1]["content"][:60])
-        events = dlm_jax.stream(model, params, prompt, decoder, first_row=i, **ask)
-        screen = Screen(tokenizer, Console(file=sys.stdout), eos_id=ask["eos_id"], limit=ask["max_new_tokens"])
+    for i, (prompt, words) in enumerate(zip(prompts, asked)):
+        console.rule(words[:60])
+        events = dlm_jax.stream(subject.model, subject.params, prompt, first_row=i, **ask)
+        screen = Screen(subject.tokenizer, Console(file=sys.stdout), eos_id=ask["eos_id"], limit=ask["max_new_tokens"])
         forwards = screen.show(events)
         console.print(f"[bright_black]{forwards} forwards after prefill[/]")
 
 
-def answer(model: Any, params: Any, tokenizer: Any, prompts: list[list[int]], messages: list[list[dict[str, str]]],
-           decoder: Any, ask: dict[str, Any], options: argparse.Namespace) -> None:
+def answer(subject: decoders.Subject, prompts: list[Any], asked: list[str], ask: dict[str, Any],
+           options: argparse.Namespace) -> None:
     """Decodes prompts in batches and writes JSON lines; `ask` are further arguments of `generate`."""
     import dlm_jax
 
     with Console(stderr=True).status(f"decoding {len(prompts)} prompts"):
-        out = dlm_jax.generate(model, params, prompts, decoder, batch_size=min(options.batch_size, len(prompts)), **ask)
+        out = dlm_jax.generate(subject.model, subject.params, prompts,
+                               batch_size=min(options.batch_size, len(prompts)), **ask)
     forwards = out.ledger.after_prefill()
     with _opened(options.output, "w") if options.output else contextlib.nullcontext(sys.stdout) as sink:
-        for i, (message, tokens) in enumerate(zip(messages, out.tokens)):
-            row = {"prompt": message[-1]["content"], "answer": tokenizer.decode(tokens, skip_special_tokens=True),
+        for i, (words, tokens) in enumerate(zip(asked, out.tokens)):
+            row = {"prompt": words, "answer": subject.tokenizer.decode(tokens, skip_special_tokens=True),
                    "tokens": int(out.ledger.committed[i]), "forwards": int(forwards[i])}
             print(json.dumps(row, ensure_ascii=False), file=sink, flush=True)
     cli.log.info("%d tokens, %.2f a forward, %.1f a second (compile %.1f s not counted)", out.ledger.committed.sum(),

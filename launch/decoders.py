@@ -9,6 +9,8 @@ import argparse
 import dataclasses
 import importlib
 import pkgutil
+import textwrap
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,15 @@ def add_options(p: argparse.ArgumentParser, batch_size: int) -> None:
     p.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
 
 
+def parts(kind: type) -> dict[str, type]:
+    """Returns the parts that fields of a decoder may hold, by name: those of its room, then the shared ones."""
+    from dlm_jax import decode
+
+    room = importlib.import_module(kind.__module__.rpartition(".")[0])
+    return {name: found for name, found in {**vars(decode), **vars(room)}.items()
+            if isinstance(found, type) and dataclasses.is_dataclass(found) and not issubclass(found, decode.Decoder)}
+
+
 def presets() -> dict[str, Any]:
     """Returns the `configs.Decoding` entries of the files of `configs`, as "file:name"."""
     import configs
@@ -55,7 +66,7 @@ def make(name: str | None, settings: Sequence[str] = (), preset: str | None = No
 
     Args:
       name: key of `dlm_jax.decode.DECODERS`; None takes the preset's, else "autoregressive".
-      settings: see `configs.text.override`.
+      settings: see `configs.text.override`; `temperature` is short for `sampler.temperature`, and so on.
       preset: one of `presets`, whose file need not be named where no other preset of the decoder has the name.
 
     Returns:
@@ -65,15 +76,16 @@ def make(name: str | None, settings: Sequence[str] = (), preset: str | None = No
       ValueError: unknown names, or values that do not fit, with what is accepted.
     """
     import configs
-    from dlm_jax.decode import DECODERS
+    from dlm_jax import decode
 
-    if name is not None and name not in DECODERS:
-        raise ValueError(f"decoder {name!r} is not known{configs.text.close_to(name, DECODERS)}; accepted: "
-                         f"{sorted(DECODERS)}")
-    found = configs.Decoding(decoder=DECODERS[name or "autoregressive"]())
+    known = decode.DECODERS
+    if name is not None and name not in known:
+        raise ValueError(f"decoder {name!r} is not known{configs.text.close_to(name, known)}; accepted: "
+                         f"{sorted(known)}")
+    found = configs.Decoding(decoder=known[name or "autoregressive"]())
     if preset is not None:
         fitting = {full: entry for full, entry in presets().items()
-                   if name is None or type(entry.decoder) is DECODERS[name]}
+                   if name is None or type(entry.decoder) is known[name]}
         short = {full: full.split(":")[1] for full in fitting}
         meant = [full for full in fitting if preset in (full, short[full])]
         if len(meant) > 1:
@@ -83,7 +95,10 @@ def make(name: str | None, settings: Sequence[str] = (), preset: str | None = No
             raise ValueError(f"preset {preset!r} is not known{close}; accepted"
                              f"{f' with decoder {name!r}' if name else ''}: {sorted(fitting)}")
         found = fitting[meant[0]]
-    return dataclasses.replace(found, decoder=configs.text.override(found.decoder, settings))
+    short = [field.name for field in dataclasses.fields(decode.Sampler)]
+    full = [f"sampler.{setting}" if setting.partition("=")[0] in short else setting for setting in settings]
+    return dataclasses.replace(
+        found, decoder=configs.text.override(found.decoder, full, parts(type(found.decoder))))
 
 
 def chosen(options: argparse.Namespace) -> tuple[str, Any]:
@@ -98,7 +113,6 @@ def chosen(options: argparse.Namespace) -> tuple[str, Any]:
     from dlm_jax.decode import DECODERS
 
     found = make(options.decoder, options.settings, options.preset)
-    found.decoder.check()
     name = next(name for name, kind in DECODERS.items() if type(found.decoder) is kind)
     if (name == "guided") != (options.guide is not None):
         raise ValueError("--decoder guided needs --guide PATH, an autoregressive model" if options.guide is None else
@@ -108,26 +122,58 @@ def chosen(options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def catalogue() -> str:
-    """Returns every decoder with its fields, and every preset with its source, for `--list`."""
+    """Returns every decoder with its fields and their parts, and every preset with its source, for `--list`."""
+    from configs import text
     from dlm_jax.decode import DECODERS
 
     lines = []
     for name, kind in DECODERS.items():
         lines.append(f"{name}: {kind.__doc__.splitlines()[0]}")
-        lines += [f"    {field.name} = {field.default}" for field in dataclasses.fields(kind)]
+        default, hints = kind(), typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            lines.append(f"    {field.name} = {text.show(getattr(default, field.name))}")
+            calls = text.calls(hints[field.name], parts(kind))
+            lines += [f"        {call}" for call in textwrap.wrap(", ".join(calls), 100)] if len(calls) > 1 else []
     lines.append("presets:")
-    lines += [f"    {name}: {entry.source}" for name, entry in presets().items()]
+    lines += [f"    {name}: {entry.source}\n        {text.brief(entry.decoder)}" for name, entry in presets().items()]
     return "\n".join(lines)
 
 
-def load(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a command line decodes with.
+
+    Attributes:
+      model, params: the module and its parameters; of a guided decoder the pair.
+      tokenizer: the (drafter's) tokenizer. guide_tokenizer: its guide's, None without one.
+      chat: arguments of the chat template.
+    """
+
+    model: Any
+    params: Any
+    tokenizer: Any
+    guide_tokenizer: Any
+    chat: Mapping[str, Any]
+
+    def encode(self, messages: Messages, raw: bool = False) -> Any:
+        """Returns a prompt as the model reads it: ids, or a `decode.Pair` of the drafter's and the guide's.
+
+        Args:
+          messages: {"role", "content"} each.
+          raw: the last message's text alone, without the chat template.
+        """
+        from dlm_jax.data import tokenizer as tokenizers
+
+        ids = lambda tokenizer: tokenizer(messages[-1]["content"])["input_ids"] if raw else tokenizers.encode_prompt(
+            tokenizer, messages, **self.chat)
+        return ids(self.tokenizer)
+
+
+def load(options: argparse.Namespace) -> Subject:
     """Reads the model that a command line names, and its guide beside it.
 
     Args:
       options: of `add_options`.
-
-    Returns:
-      The module (of a guided decoder the pair), its parameters and the (drafter's) tokenizer.
 
     Raises:
       ValueError: no model, one that cannot be read, or one that the mesh does not fit.
@@ -140,14 +186,14 @@ def load(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     from dlm_jax.data import tokenizer as tokenizers
     from dlm_jax.io import folders
 
-    mesh = make_mesh(options.mesh)
-    tokenizer = tokenizers.load(folders.resolve(options.model))
-    how = dict(dtype=None if options.dtype is None else jnp.dtype(options.dtype), mesh=mesh)
+    tokenizer, guide_tokenizer = tokenizers.load(folders.resolve(options.model)), None
+    arguments = chat(options, tokenizer)
+    how = dict(dtype=None if options.dtype is None else jnp.dtype(options.dtype), mesh=make_mesh(options.mesh))
     model, params = dlm_jax.load(options.model, **how)
     if options.guide is not None:
-        model, params = join(model, params, tokenizer, *dlm_jax.load(options.guide, **how),
-                             tokenizers.load(folders.resolve(options.guide)))
-    return model, params, tokenizer
+        guide_tokenizer = tokenizers.load(folders.resolve(options.guide))
+        model, params = join(model, params, tokenizer, *dlm_jax.load(options.guide, **how), guide_tokenizer)
+    return Subject(model, params, tokenizer, guide_tokenizer, arguments)
 
 
 def join(model: Any, params: Any, tokenizer: Any, guide: Any, guide_params: Any, guide_tokenizer: Any
@@ -164,13 +210,13 @@ def join(model: Any, params: Any, tokenizer: Any, guide: Any, guide_params: Any,
     Raises:
       ValueError: a guide that cannot guide this drafter.
     """
-    from dlm_jax import decode
     from dlm_jax.data import vocabulary_map
+    from dlm_jax.decode import guided
 
     shared = vocabulary_map.build(tokenizer, guide_tokenizer, draft_size=model.config.vocab_size,
                                   guide_size=guide.config.vocab_size)
     cli.log.info("the guide knows %.1f%% of the drafter's tokens", 100 * shared.coverage())
-    return decode.join(model, params, guide, guide_params, shared)
+    return guided.join(model, params, guide, guide_params, shared)
 
 
 def make_mesh(axes: str | None) -> Any:
@@ -209,19 +255,3 @@ def chat(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
             raise ValueError(f"--chat {setting}: the tokenizer's chat template never reads {name!r}; leave it out")
         found[name] = text.parse(value, bool | int | float | str | None)
     return found
-
-
-def encode(tokenizer: Any, messages: Messages, chat: Mapping[str, Any], raw: bool = False) -> list[int]:
-    """Returns a prompt's ids as its model reads them.
-
-    Args:
-      tokenizer: the model's.
-      messages: {"role", "content"} each.
-      chat: arguments of the chat template.
-      raw: the last message's text alone, without the chat template.
-    """
-    from dlm_jax.data import tokenizer as tokenizers
-
-    if raw:
-        return tokenizer(messages[-1]["content"])["input_ids"]
-    return tokenizers.encode_prompt(tokenizer, messages, **chat)

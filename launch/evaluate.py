@@ -77,20 +77,20 @@ def run(options: argparse.Namespace) -> int:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out {options.out} exists already; give a new directory")
     rows = sources.read_rows(options.data)[:options.limit]
-    model, params, tokenizer = decoders.load(options)
+    subject = decoders.load(options)
 
     from dlm_jax.evals import runner, tasks
 
     task = tasks.task_of(options.data.name, rows)
     ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(rows)),
-               chat=decoders.chat(options, tokenizer))
-    subject = (chosen.decoder, model, params, tokenizer, task)
+               encode=subject.encode)
+    asked = (chosen.decoder, subject.model, subject.params, subject.tokenizer, task)
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True)) as bar:
         shown = bar.add_task("compiling", total=None)
-        claim = runner.losslessness(*subject, **ask) if options.check_lossless else {}
+        claim = runner.losslessness(*asked, **ask) if options.check_lossless else {}
         row, answers = runner.evaluate(
-            name, *subject, timed=options.timed, seed=options.seed, **ask,
+            name, *asked, timed=options.timed, seed=options.seed, **ask,
             progress=lambda done, total: bar.update(shown, description="answering", completed=done, total=total))
     row |= {**claim, "family": name, "label": name, "headline": True}
     write(options, row, answers, task, chosen)

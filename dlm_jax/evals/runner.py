@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def evaluate(
     batch_size: int = 64,
     timed: int = 32,
     seed: int = 0,
-    chat: Mapping[str, Any] | None = None,
+    encode: Callable[[Any], Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Answers every question of a task with one decoder.
@@ -92,7 +92,7 @@ def evaluate(
       timed: questions decoded `PASSES` times more, one at a time, for the speed of a single answer: that of the
         pass of median time.
       seed: of sampling.
-      chat: arguments of the chat template.
+      encode: a question's messages -> what `generate` takes for it; None is `encode_prompt` with the tokenizer.
       progress: called with the questions answered so far and their number, those answered again included.
 
     Returns:
@@ -100,7 +100,7 @@ def evaluate(
       forward and per second, seconds) and the answers one by one.
     """
     start = time.perf_counter()
-    prompts = [encode_prompt(tokenizer, row.prompt_messages, **(chat or {})) for row in task.rows]
+    prompts = list(map(encode or functools.partial(encode_prompt, tokenizer), [r.prompt_messages for r in task.rows]))
     generate = functools.partial(
         api.generate, model, params, decoder=decoder, max_new_tokens=max_new_tokens,
         eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id, seed=seed)
@@ -159,18 +159,18 @@ def losslessness(
     *,
     max_new_tokens: int,
     batch_size: int = 64,
-    chat: Mapping[str, Any] | None = None,
+    encode: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """Checks a decoder that claims to answer, token for token, as plain autoregressive decoding of its model does.
 
     Args:
-      decoder, model, params, tokenizer, task, max_new_tokens, batch_size, chat: as in `evaluate`.
+      decoder, model, params, tokenizer, task, max_new_tokens, batch_size, encode: as in `evaluate`.
 
     Returns:
       Plain values that join the row of `evaluate`: the share of questions without any difference ("lossless"), and
       how many of the differences are near ties and how many divergences; "lossless_report" says it in words.
     """
-    prompts = [encode_prompt(tokenizer, each.prompt_messages, **(chat or {})) for each in task.rows]
+    prompts = list(map(encode or functools.partial(encode_prompt, tokenizer), [r.prompt_messages for r in task.rows]))
     found = check_lossless(model, params, prompts, decoder, max_new_tokens=max_new_tokens, batch_size=batch_size,
                            eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
     ties = sum(difference.near_tie for difference in found.differences)

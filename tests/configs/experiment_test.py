@@ -61,7 +61,7 @@ def test_the_released_evaluation_script():
 
 def test_orthrus_decodes_as_it_was_evaluated():
     greedy, sampled = (orthrus.DECODING[name].decoder for name in ("greedy", "sampled"))
-    assert greedy == Orthrus(block_size=32) and greedy.temperature == 0
+    assert greedy == Orthrus(block_size=32) and greedy.sampler.temperature == 0
     assert sampled == Orthrus(block_size=32, temperature=0.7, top_k=20, top_p=0.8)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import configs
 from configs import block_diffusion, dream, fast_dllm, flashdlm, llada
-from dlm_jax.decode.masked import MaskedDiffusion
+from dlm_jax import decode
 from dlm_jax.models import build
 from tests.conftest import ROOT
 
@@ -51,25 +51,41 @@ def test_models_made_from_scratch_suit_their_objective(name):
 def test_table_11():
     dream_, llada_, exact, relaxed = (flashdlm.DECODING[name] for name in (
         "dream_freecache", "llada_freecache", "guided", "guided_relaxed"))
-    for entry, block in ((dream_, 256), (llada_, 64)):
-        assert (entry.max_new_tokens, entry.decoder.block_length, entry.decoder.cache) == (256, block, "free")
+    for entry, decoded, frozen in ((dream_, 256, None), (llada_, 64, 256)):
+        assert (entry.max_new_tokens, entry.decoder.schedule, entry.decoder.cache) == (
+            256, decode.Blocks(decoded), decode.Free(block_length=frozen))
     for entry in (exact, relaxed):
-        assert (entry.max_new_tokens, entry.decoder.verify_batch_size, entry.decoder.cache) == (1024, 32, "free")
-    assert (relaxed.decoder.top_k, relaxed.decoder.logit_threshold) == (2, 0.5)
+        assert (entry.max_new_tokens, entry.decoder.verify_batch_size, entry.decoder.cache.block_length) == (
+            1024, 32, 256)
+    assert relaxed.decoder.accept.tau == 0.5
 
 
 def test_what_is_called_released_is_the_released_sampler():
-    assert dream.DECODING["released"].decoder == MaskedDiffusion(
-        steps=512, block_length=0, rule="timesteps", confidence="entropy", temperature=0.2, top_p=0.95, tempered=True,
-        early_stop="none")
-    assert llada.DECODING["released"].decoder == MaskedDiffusion(
-        steps=128, block_length=32, rule="quota", early_stop="none")
-    assert flashdlm.DECODING["dream_freecache"].decoder == MaskedDiffusion(
-        block_length=256, rule="timesteps", confidence="entropy", cache="free", early_stop="run", tempered=True)
-    assert fast_dllm.DECODING["dream_dual"].decoder == MaskedDiffusion(
-        block_length=32, first_token=True, tempered=True, rule="threshold", threshold=0.9, cache="dual")
-    assert fast_dllm.DECODING["llada_dual_factor"].decoder == MaskedDiffusion(
-        block_length=32, rule="factor", factor=1.0, cache="dual")
+    same = lambda module, name, **fields: module.DECODING[name].decoder == decode.MaskedDiffusion(**fields)
+    assert same(dream, "released", schedule=decode.Whole(), commit=decode.Timesteps(512, 1e-3), stop=decode.Never(),
+                confidence=decode.Tempered(decode.Entropy()), sampler=decode.Sampler(temperature=0.2, top_p=0.95))
+    assert same(llada, "released", schedule=decode.Blocks(32), commit=decode.Quota(128), stop=decode.Never())
+    assert same(flashdlm, "dream_freecache", schedule=decode.Blocks(256), commit=decode.Timesteps(0, 1e-3),
+                confidence=decode.Tempered(decode.Entropy()), cache=decode.Free(), stop=decode.Run(1))
+    assert same(flashdlm, "llada_freecache", schedule=decode.Blocks(64), commit=decode.Quota(0),
+                cache=decode.Free(block_length=256), stop=decode.Fill())
+    assert same(block_diffusion, "released", schedule=decode.Blocks(32), commit=decode.Shares(256),
+                cache=decode.BlockCausal(), stop=decode.AfterBlock())
+    assert same(block_diffusion, "parallel", schedule=decode.Blocks(32), commit=decode.Threshold(0.9),
+                cache=decode.BlockCausal(), stop=decode.AfterBlock())
+
+
+def test_fast_dllm_commits_by_confidence_and_ends_at_the_first_eos():
+    first, tempered = decode.FirstToken(decode.Threshold(0.9)), decode.Tempered(decode.Probability())
+    want = {"llada_parallel": dict(), "llada_prefix": dict(cache=decode.Prefix()),
+            "llada_dual": dict(cache=decode.Dual()),
+            "llada_dual_factor": dict(cache=decode.Dual(), commit=decode.Factor(1.0)),
+            "dream_prefix": dict(cache=decode.Prefix(), commit=first, confidence=tempered),
+            "dream_dual": dict(cache=decode.Dual(), commit=first, confidence=tempered)}
+    plain = dict(schedule=decode.Blocks(32), commit=decode.Threshold(0.9), stop=decode.Fill())
+    assert {name: entry.decoder for name, entry in fast_dllm.DECODING.items()} == {
+        name: decode.MaskedDiffusion(**{**plain, **fields}) for name, fields in want.items()}
+    assert {entry.max_new_tokens for entry in fast_dllm.DECODING.values()} == {256}
 
 
 def test_the_prompts_are_the_papers():
@@ -87,6 +103,4 @@ def test_the_prompts_are_the_papers():
 def test_decoding_settings_suit_a_decoder(module):
     for entry in module.DECODING.values():
         assert entry.source
-        entry.decoder.check()
-        if type(entry.decoder) is MaskedDiffusion:
-            entry.decoder.check_request([[1]], np.asarray([entry.max_new_tokens]), None, 0)
+        entry.decoder.check_request([[1]], np.asarray([entry.max_new_tokens]), None, 0)

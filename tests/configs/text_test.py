@@ -115,6 +115,13 @@ def test_every_field_is_read_back_from_its_text(decoder):
     assert made(*settings) == decoder
 
 
+def test_what_differs_from_the_defaults_is_enough_to_make_a_value_again():
+    decoder = Decoder(schedule=Blocks(8, Ahead(sure=0.5)), note="a, b", scale=0.5)
+    said = text.brief(decoder)
+    assert said == "Decoder(schedule=Blocks(length=8, ahead=Ahead(sure=0.5)), note='a, b', scale=0.5)"
+    assert text.parse(said, Decoder, {**PARTS, "Decoder": Decoder}) == decoder
+
+
 def test_names_of_fields_follow_the_parts():
     assert text.fields(Decoder(guidance=Ahead()), PARTS) == [
         "schedule", "schedule.length", "schedule.ahead", "commit", "commit.threshold", "guidance", "guidance.add",

@@ -1,5 +1,6 @@
 """The decode launcher: answers, streams, and refuses bad input with exit status 2."""
 
+import dataclasses
 import io
 import json
 import re
@@ -11,7 +12,7 @@ from rich.console import Console
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.decode import Autoregressive, ReFusion, api
+from dlm_jax.decode import Autoregressive, Event, ReFusion, api
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import decode, decoders
@@ -93,7 +94,7 @@ def _shown(screen):
 
 
 def _event(committed, places, tokens):
-    return api.Event(1, "verify", 0, places, tokens, committed, ["drafted"] * len(places))
+    return Event(1, "verify", 0, places, tokens, committed, ["drafted"] * len(places))
 
 
 def test_the_screen_ends_where_the_answer_does_and_joins_bytes(folder):
@@ -136,7 +137,7 @@ def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys
     guide = build.build(config)
     dlm_jax.save(tmp_path / "guide", guide, build.init_params(guide, jax.random.key(1)), tokenizer_from=other)
     assert decode.main(["--model", str(tmp_path / "drafter"), "--decoder", "guided", "--guide", str(tmp_path / "guide"),
-                        "--set", "cache=none", "--prompt", "Tom?", "--max-new-tokens", "6"]) == 0
+                        "--set", "cache=NoCache()", "--prompt", "Tom?", "--max-new-tokens", "6"]) == 0
     answer, = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert 0 < answer["tokens"] <= 6 and 0 < answer["forwards"] <= answer["tokens"]
     assert re.search(r"the guide knows \d+\.\d% of the drafter's tokens", caplog.text)
@@ -145,7 +146,8 @@ def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys
 def test_list_and_help_teach(capsys):
     assert decode.main(["--list"]) == 0
     said = capsys.readouterr().out
-    assert "slot_threshold = 0.6" in said and "refusion:gsm8k: ReFusion, Table 7" in said
+    for words in ("slot_threshold = 0.6", "Threshold(threshold), ", "refusion:gsm8k: ReFusion, Table 7"):
+        assert words in said
     with pytest.raises(SystemExit) as end:
         decode.main(["--help"])
     assert end.value.code == 0 and "--preset gsm8k" in capsys.readouterr().out
@@ -154,7 +156,7 @@ def test_list_and_help_teach(capsys):
 def test_a_preset_is_the_papers_table():
     found = decoders.make("refusion", ["temperature=0.5"], "gsm8k")
     assert (found.decoder.slot_size, found.decoder.block_length, found.decoder.slot_threshold) == (16, 64, 0.7)
-    assert (found.max_new_tokens, found.decoder.temperature, found.source) == (512, 0.5, "ReFusion, Table 7")
+    assert (found.max_new_tokens, found.decoder.sampler.temperature, found.source) == (512, 0.5, "ReFusion, Table 7")
     assert decoders.make("refusion", ["temperature=0.5"], "refusion:gsm8k") == found
     assert decoders.make(None, ["temperature=0.5"], "refusion:gsm8k") == found
     settings = ["token_threshold=0.3", "token_threshold=None"]
@@ -200,10 +202,10 @@ def test_arguments_of_the_chat_template(folder, tmp_path, capsys):
     options = lambda *chat: decode.parser().parse_args([word for each in chat for word in ("--chat", each)])
     arguments = decoders.chat(options("enable_thinking=false"), tokenizer)
     assert arguments == {"enable_thinking": False}
-    ids = decoders.encode(tokenizer, asked, arguments)
-    plain = decoders.encode(tokenizer, asked, {})
+    subject = decoders.Subject(model, params, tokenizer, None, arguments)
+    ids, plain = subject.encode(asked), dataclasses.replace(subject, chat={}).encode(asked)
     assert tokenizer.decode(ids[len(plain):]) == "No thoughts." and ids[:len(plain)] == plain
-    assert decoders.encode(tokenizer, asked, arguments, raw=True) == tokenizer("Tom")["input_ids"]
+    assert subject.encode(asked, raw=True) == tokenizer("Tom")["input_ids"]
     command = ["--model", str(tmp_path / "model"), "--prompt", "Tom", "--max-new-tokens", "6", "--eos-id", "-1"]
     assert decode.main([*command, "--chat", "enable_thinking=false"]) == 0
     made = dlm_jax.generate(model, params, [ids], Autoregressive(), max_new_tokens=6, eos_id=-1)
@@ -255,8 +257,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
     (["--model", "FOLDER", "--decoder", "guided"], "needs --guide PATH"),
     (["--model", "FOLDER", "--guide", "FOLDER"], "takes no guide"),
     (["--model", "FOLDER", "--decoder", "guided", "--guide", "FOLDER"], "is it the guide?"),
-    (["--model", "FOLDER", "--set", "slots=3"], "--set slots: no such field; accepted: temperature"),
-    (["--model", "FOLDER", "--set", "top_k=many"], "expected an integer, as in top_k=0"),
+    (["--model", "FOLDER", "--set", "slots=3"], "--set slots: no such field; accepted: sampler, sampler.temperature, "),
+    (["--model", "FOLDER", "--set", "top_k=many"], "expected an integer, as in sampler.top_k=0"),
     (["--model", "FOLDER", "--decoder", "refusion", "--set", "slot_size=5"], "not a multiple of slot_size"),
     (["--model", "FOLDER", "--decoder", "refusion", "--preset", "chess"], "humaneval"),
     (["--model", "FOLDER", "--prompt", "a", "--prompts", "b"], "exclude each other"),
