@@ -1,5 +1,6 @@
 """Batches: a function of rows, seed and step; the same rows on any number of hosts; losses of data reported."""
 
+import copy
 import json
 import zlib
 
@@ -34,6 +35,14 @@ def test_a_batch_is_the_contract():
     for b, i in enumerate(batch["example_id"]):
         alone = tok.encode_row(TOKENIZER, ROWS[i], T)
         assert all(np.array_equal(batch[name][b], alone[name]) for name in alone)
+
+
+def test_padding_is_the_tokenizers():
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.pad_token = tokenizer.mask_token
+    batch = next(Pipeline(ROWS, tokenizer, batch_size=8, length=400, seed=5))
+    padding = np.arange(400) >= batch["length"][:, None]
+    assert padding.any() and (batch["tokens"][padding] == tokenizer.mask_token_id).all()
 
 
 def test_an_epoch_sees_every_row_once_and_epochs_differ():

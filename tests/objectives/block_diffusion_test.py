@@ -116,6 +116,14 @@ def test_blocks_begin_where_the_response_does():
         assert len(real) == 30 or (len(real) - start) % 5 == 0  # taught to the end of the last block
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_times_are_drawn_as_asked(monkeypatch, antithetic):
+    seen, original = [], noise.draw
+    monkeypatch.setattr(noise, "draw", lambda *args, **options: seen.append(options) or original(*args, **options))
+    make_objective(antithetic=antithetic).prepare(make_batch(B=2, T=8), jax.random.key(0))
+    assert [options["antithetic"] for options in seen] == [antithetic]
+
+
 def test_one_block_over_the_row_is_masked_diffusion():
     batch = make_batch(B=4, T=12)
     settings = dict(mask_id=MASK, eos_id=EOS, normalisation="sequence", padding="ignore")
