@@ -115,6 +115,7 @@ class Objective(abc.ABC):
         Raises:
           ValueError: see `check` and `check_batch`.
         """
+        self.check(score)  # before anything is computed
         return self.rows_loss(score, self.prepare(batch, key))
 
     def check(self, score: Scorer) -> None:

@@ -39,7 +39,6 @@ def _score(params=PARAMS):
 sample = jax.jit(orthrus.sample_anchors, static_argnums=2)
 
 
-@functools.partial(jax.jit, static_argnums=3)
 def _one_block(params, tokens, anchor, K):
     """Whole logits of the AR view at a..a+K-1, and of the diffusion view's block as decoding would run it."""
     score, index, none = _score(params), jnp.arange(T)[None], jnp.full((1, K), vis.NONE)
@@ -57,31 +56,35 @@ def _one_block(params, tokens, anchor, K):
 
 
 def _reference(diffusion, batch, anchors, objective):
-    """The loss of Sec. 3.2, block by block."""
+    """The loss of Sec. 3.2, every block by itself, offset by offset."""
     params = {**PARAMS, "layers": {**PARAMS["layers"], "attention_diffusion": diffusion}}
-    terms, agreement, runs, overlap = [], [], [], []
-    for tokens, length, row in zip(batch["tokens"], batch["length"], np.asarray(anchors)):
-        for anchor in row[row >= 0]:
-            teacher, student = _one_block(params, tokens, anchor, objective.block_size)
-            log_p, log_q = (jax.nn.log_softmax(x / objective.temperature) for x in (teacher, student))
-            same = np.argmax(teacher, -1) == np.argmax(jax.lax.stop_gradient(student), -1)
-            runs.append(np.cumprod(same[: objective.block_size - 1]).sum())
-            for i in range(objective.offsets):
-                if objective.distance == "cross_entropy" and anchor + i + 1 == length:
-                    continue  # the row ends: there is no next token
-                p = jnp.exp(log_p[i])
-                if objective.distance == "kl":
-                    terms.append(jnp.sum(p * (log_p[i] - log_q[i])))
-                elif objective.distance == "top_k_kl":
-                    top = np.argsort(-np.asarray(p))[: objective.top_k]
-                    kept = p[top] / jnp.sum(p[top])
-                    terms.append(jnp.sum(kept * (jnp.log(kept) - log_q[i][top])))
-                else:
-                    terms.append(-log_q[i][tokens[anchor + i + 1]])
-                agreement.append(same[i])
-                overlap.append(jnp.sum(jnp.minimum(p, jax.lax.stop_gradient(jnp.exp(log_q[i])))))
-    measures = {"agreement": np.mean(agreement), "accepted": np.mean(runs), "overlap": np.mean(overlap)}
-    return sum(terms) / len(terms), measures
+    row, start = np.nonzero(anchors >= 0)[0], anchors[anchors >= 0]
+    teacher, student = jax.vmap(lambda tokens, anchor: _one_block(params, tokens, anchor, objective.block_size))(
+        batch["tokens"][row], start)
+    every_log_p, every_log_q = (jax.nn.log_softmax(x / objective.temperature) for x in (teacher, student))
+    every_p, same = jnp.exp(every_log_p), (jnp.argmax(teacher, -1) == jnp.argmax(student, -1)).astype(float)
+    terms, agreement, overlap = [], [], []
+    for i in range(objective.offsets):
+        ahead, block = start + i + 1, np.arange(len(start))
+        if objective.distance == "cross_entropy":  # where the row ends there is no next token
+            block = block[ahead < np.asarray(batch["length"])[row]]
+        p, log_p, log_q = every_p[block, i], every_log_p[block, i], every_log_q[block, i]
+        if objective.distance == "kl":
+            terms.append(jnp.sum(p * (log_p - log_q), -1))
+        elif objective.distance == "top_k_kl":
+            top = jnp.argsort(-p, axis=-1)[:, : objective.top_k]
+            p, log_q = jnp.take_along_axis(p, top, -1), jnp.take_along_axis(log_q, top, -1)
+            kept = p / jnp.sum(p, -1, keepdims=True)
+            terms.append(jnp.sum(kept * (jnp.log(kept) - log_q), -1))
+        else:
+            terms.append(-log_q[np.arange(len(block)), batch["tokens"][row[block], ahead[block]]])
+        agreement.append(same[block, i])
+        overlap.append(jnp.sum(jnp.minimum(every_p, jnp.exp(every_log_q))[block, i], -1))
+    runs = jnp.sum(jnp.cumprod(same[:, : objective.block_size - 1], axis=1), axis=1)
+    measures = {"agreement": jnp.mean(jnp.concatenate(agreement)), "accepted": jnp.mean(runs),
+                "overlap": jnp.mean(jnp.concatenate(overlap))}
+    measures |= {f"agreement_{n}": jnp.mean(same[:, n - 1]) for n in (1, 2, 4) if n < objective.block_size}
+    return jnp.mean(jnp.concatenate(terms)), measures
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -95,14 +98,15 @@ def _loss_and_gradient(params, batch, key, objective):
 def test_the_loss_is_that_of_plain_loops_in_value_and_gradient(seed, changes):
     objective, key = _objective(**changes), jax.random.key(seed)
     batch = _batch([T, 1 + seed, np.random.default_rng(seed).integers(7, T)], seed)  # a whole row, one without room
-    anchors = sample(key, batch, objective)
-    reference = lambda diffusion: _reference(diffusion, batch, anchors, objective)
-    (want, measures), slope = jax.value_and_grad(reference, has_aux=True)(PARAMS["layers"]["attention_diffusion"])
+    anchors = np.asarray(sample(key, batch, objective))
+    reference = jax.jit(lambda diffusion: jax.value_and_grad(_reference, has_aux=True)(
+        diffusion, batch, anchors, objective))
+    (want, measures), slope = reference(PARAMS["layers"]["attention_diffusion"])
     (got, metrics), gradient = _loss_and_gradient(PARAMS, batch, key, objective)
     np.testing.assert_allclose(got, want, rtol=2e-5)
     for name, value in measures.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
-    assert metrics["blocks"] == np.sum(np.asarray(anchors) >= 0)
+    assert metrics["blocks"] == np.sum(anchors >= 0)
     assert metrics["skipped_rows"] == (seed + 1 < objective.block_size)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
                  gradient["layers"].pop("attention_diffusion"), slope)

@@ -47,7 +47,7 @@ def test_a_run_leaves_its_configuration_metrics_events_and_checkpoints(whole):
 
 
 def test_the_loss_goes_down(tmp_path):
-    result = toy.run(tmp_path / "run", steps=60, checkpoint_every=60, log_every=10)
+    result = toy.run(tmp_path / "run", steps=60, checkpoint_every=60, log_every=10, schedule="cosine", epsilon=1e-8)
     assert result.history[0]["loss"] > 2.5
     assert result.history[-1]["loss"] < 0.8
     assert [line["step"] for line in result.history] == [1, 10, 20, 30, 40, 50, 60]
@@ -163,7 +163,7 @@ def test_another_configuration_is_refused_by_field(whole):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     with pytest.raises(loop.NonFiniteLoss, match="(loss|grad_norm) is nan at step 2;.*learning_rate"):
         toy.run(tmp_path / "run", steps=9, learning_rate=1e38, warmup_steps=0, clip_norm=None, weight_decay=1.0,
-                schedule="constant", checkpoint_every=1)
+                checkpoint_every=1)
     steps = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir()]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps and max(steps) == lines[-1]["step"]

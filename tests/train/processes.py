@@ -14,7 +14,7 @@ from dlm_jax.train.config import MeshConfig
 from dlm_jax.train.loop import fit
 from tests.train import toy
 
-CONFIG = dict(objective=toy.REFUSION, mesh=MeshConfig(data=-1, fsdp=2), epsilon=1e-2)
+CONFIG = dict(objective=toy.REFUSION, mesh=MeshConfig(data=-1, fsdp=2))
 
 if __name__ == "__main__":
     pipeline = toy.Counting(process=RANK, processes=COUNT)

@@ -31,11 +31,11 @@ def test_two_processes_train_like_one_and_their_checkpoint_resumes_on_one(tmp_pa
     one, other = (out.splitlines()[-1].split() for out, _ in said)
     assert one == other and one[:2] == ["6", "4"]
 
-    alone = toy.run(tmp_path / "alone", objective=toy.REFUSION, epsilon=1e-2, mesh=MeshConfig())
+    alone = toy.run(tmp_path / "alone", objective=toy.REFUSION, mesh=MeshConfig())
     np.testing.assert_allclose(float(one[2]), alone.history[-1]["loss"], atol=1e-5)
 
     shutil.rmtree(folder / "checkpoints" / "6")  # go on from step 4, on one device
-    resumed = toy.run(folder, resume=True, objective=toy.REFUSION, epsilon=1e-2, mesh=MeshConfig())
+    resumed = toy.run(folder, resume=True, objective=toy.REFUSION, mesh=MeshConfig())
     assert [line["step"] for line in resumed.history] == [1, 2, 3, 4, 5, 6]
     for one, other in zip(resumed.history, alone.history):
         np.testing.assert_allclose(one["loss"], other["loss"], atol=1e-5)
