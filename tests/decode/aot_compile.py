@@ -21,8 +21,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 import configs
-from dlm_jax.decode import Autoregressive, Orthrus, ReFusion, loop
-from dlm_jax.decode.state import Request
+from dlm_jax.decode import Autoregressive, Orthrus, ReFusion, executables, parts
+from dlm_jax.decode.request import Request
 from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
@@ -43,22 +43,21 @@ def main(topology: str, decoder: str, batch: int = 8, prompt: int = 1024, capaci
                       jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=everywhere), capacity)
     chosen = {"autoregressive": Autoregressive(), "refusion": ReFusion(slot_size=16, block_length=64),
               "orthrus": Orthrus(block_size=32)}[decoder]
-    chosen = jax.tree.map(lambda x: array((), jnp.asarray(x).dtype), chosen)
+    chosen = jax.tree.map(lambda x: array((), x.dtype), parts.traced(chosen))
     arguments, report = (params, chosen, request), {"chips": len(devices)}
-    for which in ("init", "loop"):
+    for function in (executables.init, executables.loop):
         start = time.time()
-        jitted = loop.jitted(lambda model, params: model.scorer(params), model, which)
-        lowered = jitted.lower(*arguments)
+        lowered = executables.jitted(function, model).lower(*arguments)
         compiled = lowered.compile()
         memory = compiled.memory_analysis()
-        report[which] = {
+        report[function.__name__] = {
             "seconds": time.time() - start, "arguments_gib": memory.argument_size_in_bytes / 2**30,
             "temporaries_gib": memory.temp_size_in_bytes / 2**30, "aliased_gib": memory.alias_size_in_bytes / 2**30,
             "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", compiled.as_text()))}
-        if which == "init":
+        if function is executables.init:
             state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                                  lowered.out_info, compiled.output_shardings)
-            arguments += (state,)
+            arguments += (state, array(()))
             cache = jax.tree.leaves(state.cache)
             report["cache_gib"] = sum(x.size * x.dtype.itemsize for x in cache) / 2**30
             report["cache_spec"] = str(cache[0].sharding.spec)

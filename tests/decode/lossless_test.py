@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.decode import Autoregressive, Orthrus, api, check_lossless, generate, lossless, orthrus
+from dlm_jax.decode import Autoregressive, Orthrus, check_lossless, generate, lossless, orthrus
+from dlm_jax.decode.executables import EXECUTABLES
 from tests.decode import dual_models
 
 
@@ -60,12 +61,21 @@ def test_a_broken_verification_is_no_near_tie(monkeypatch):
     wrong = lambda view, causal, *rest: right(view, False, *rest)
     model, params = dual_models.untrained(1)
     model = dataclasses.replace(model, remat=True)  # a module of its own: what is traced here is met by no other test
-    api.EXECUTABLES.clear()
+    EXECUTABLES.clear()
     monkeypatch.setattr(orthrus, "forward", wrong)
     report = check_lossless(model, params, dual_models.prompts(3, 12), Orthrus(block_size=8), max_new_tokens=16)
-    api.EXECUTABLES.clear()
+    EXECUTABLES.clear()
     assert not report.lossless and not report.first.near_tie and str(report).startswith("NOT lossless")
     assert report.first.block_error > 100 * report.first.error
+
+
+@pytest.mark.parametrize("gap, error, block_error, tie", [
+    (1.0, 0.25, 0.25, True), (1.01, 0.25, 0.25, False), (-1.0, 0.25, 0.25, True), (-1.01, 0.25, 0.25, False),
+    (0.0, 0.125, 0.5, True), (0.0, 0.125, 0.51, False), (0.0, 1.0, 0.0, True), (np.inf, 1.0, 1.0, False)])
+def test_a_tie_is_a_gap_that_twice_the_errors_close(gap, error, block_error, tie):
+    """Two tokens' logits may each be off by either forward's error; a verification may be 4 times as far off."""
+    nothing = np.zeros(2, np.float32)
+    assert lossless.Difference(0, 0, 1, 2, nothing, nothing, gap, error, block_error).near_tie == tie
 
 
 def test_an_answer_that_ends_early_is_a_difference():

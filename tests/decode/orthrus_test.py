@@ -5,8 +5,11 @@ import pytest
 
 import jax
 import jax.numpy as jnp
-from dlm_jax.decode import Autoregressive, Orthrus, api, check_lossless, generate, loop, orthrus, stream
-from dlm_jax.decode.state import DRAFTED
+from dlm_jax.decode import Autoregressive, Orthrus, Sampler, check_lossless, generate, stream
+from dlm_jax.decode import parts, sampling, speculative
+from dlm_jax.decode import request as requests
+from dlm_jax.decode.canvas import DRAFTED
+from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
 from tests.decode import dual_models
@@ -43,6 +46,8 @@ def test_the_ledger_counts_both_views():
     model, params = dual_models.trained()
     rows = dual_models.prompts(3, 6)
     out = generate(model, params, rows, Orthrus(block_size=4), max_new_tokens=11)
+    forwards = sum(1 + 2 * out.ledger.forwards["verify"])  # the prefill yields a token, so it counts
+    assert out.ledger.tokens_per_forward() == pytest.approx(sum(map(len, out.tokens)) / forwards)
     np.testing.assert_array_equal(out.ledger.forwards["draft"], out.ledger.forwards["verify"])
     for row, tokens in enumerate(out.tokens):
         at = out.committed_at[row, : len(tokens)]
@@ -55,7 +60,7 @@ def test_the_ledger_counts_both_views():
 
 def test_the_cache_is_the_autoregressive_one():
     model, params = dual_models.untrained()
-    request = api.make_request([[5, 6, 7]], max_new_tokens=9, capacity=16, eos_id=EOS, mask_id=31)
+    request = requests.make([[5, 6, 7]], max_new_tokens=9, capacity=16, eos_id=EOS, mask_id=31)
     sizes = [jax.tree.map(jnp.shape, decoder.init(model.scorer(params), request).cache)
              for decoder in (Autoregressive(), Orthrus(block_size=8))]
     assert sizes[0] == sizes[1], "drafts stand where their verification will"
@@ -70,10 +75,10 @@ def test_drafts_are_streamed_before_their_verification():
     filled = 1
     for number, (draft, verify) in enumerate(zip(events[1::2], events[2::2])):
         # whatever an earlier round drafted there, a round shows its whole block
-        assert draft.positions == list(range(filled, min(filled + 3, 8)))
-        assert verify.positions == list(range(filled, filled + len(verify.positions)))
+        assert draft.numbers == list(range(filled, min(filled + 3, 8)))
+        assert verify.numbers == list(range(filled, filled + len(verify.numbers)))
         assert (draft.forward, verify.forward) == (2 * number + 1, 2 * number + 2)
-        filled += len(verify.positions)
+        filled += len(verify.numbers)
 
 
 def test_unrolled_layers_and_a_block_longer_than_the_answer():
@@ -91,12 +96,11 @@ def test_the_block_is_the_decoders_else_the_models(given, trained, used):
     model, params = dual_models.untrained()
     model = model.clone(config=model.config.replace(block_size=trained))
     decoder, score = Orthrus(block_size=given), model.scorer(params)
-    decoder.check()
     decoder.check_model(model.config)
     assert decoder.size(model.config) == decoder.size(score) == used
     for capacity in (4, 64):  # no wider than the answer
-        request = api.make_request([[5, 6]], max_new_tokens=4, capacity=capacity, eos_id=EOS, mask_id=31)
-        for start in (decoder, loop.traced(decoder)):
+        request = requests.make([[5, 6]], max_new_tokens=4, capacity=capacity, eos_id=EOS, mask_id=31)
+        for start in (decoder, parts.traced(decoder)):
             state = jax.eval_shape(lambda: start.init(score, request))
             assert state.drafts.shape[1] == min(used, capacity) - 1
             assert jax.tree.map(jnp.shape, jax.eval_shape(lambda s: start.step(score, request, s), state)) == (
@@ -112,18 +116,23 @@ def test_the_models_block_decodes_as_the_same_one_named():
     assert check_lossless(trained, params, rows, max_new_tokens=12).identical
 
 
-@pytest.mark.parametrize("decoder, family, message", [
-    (Orthrus(block_size=1), "orthrus", "block_size = 1"),
-    (Orthrus(block_size=4.0), "orthrus", "block_size = 4.0.*an int"),
-    (Orthrus(block_size=0), "orthrus", "block_size = 0"),
-    (Orthrus(temperature=-1.0), "orthrus", "temperature = -1.0"),
-    (Orthrus(), "qwen3", "qwen3 model has one.*to-orthrus"),
-    (Orthrus(), "llada", "needs a causal model"),
+@pytest.mark.parametrize("fields, message", [
+    (dict(block_size=1), "block_size = 1"),
+    (dict(block_size=4.0), "block_size = 4.0.*an int"),
+    (dict(block_size=0), "block_size = 0"),
+    (dict(temperature=-1.0), "temperature = -1.0"),
 ])
-def test_bad_input_is_named(decoder, family, message):
+def test_bad_fields_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Orthrus(**fields)
+
+
+@pytest.mark.parametrize("family, message", [
+    ("qwen3", "qwen3 model has one.*to-orthrus"), ("llada", "needs a causal model")])
+def test_models_that_cannot_draft_are_refused(family, message):
     model = build.build(tiny_config(family, mask_token_id=96))
     with pytest.raises(ValueError, match=message):
-        generate(model, {}, [[3, 4]], decoder, max_new_tokens=4)
+        generate(model, {}, [[3, 4]], Orthrus(), max_new_tokens=4)
 
 
 def test_a_model_of_blocks_without_drafts_is_refused_unless_another_size_is_named():
@@ -154,12 +163,10 @@ def small():
 
 def exact_joint(model, params, prompt, **controls):
     """Returns the probability of every triple of first tokens, from full forwards over all of them."""
-    from dlm_jax.decode import sampling
-
     triples = np.stack(np.meshgrid(*[np.arange(SMALL)] * FIRST, indexing="ij"), -1).reshape(-1, FIRST)
     rows = jnp.asarray(np.concatenate([np.tile(prompt, (len(triples), 1)), triples], axis=1), jnp.int32)
     logits = model.scorer(params)(rows)[:, len(prompt) - 1 : -1]
-    chance = np.asarray(jax.nn.softmax(sampling.scaled(logits, **controls), axis=-1), np.float64)
+    chance = np.asarray(jax.nn.softmax(Sampler(**controls).shaped(logits), axis=-1), np.float64)
     return np.prod(np.take_along_axis(chance, triples[..., None], -1)[..., 0], axis=1)
 
 
@@ -197,7 +204,7 @@ def test_samples_are_distributed_as_the_model_says(decoder, controls):
 
 def _corrected_from_p(drafts, draft_logits, logits, keys):
     survives, _ = RIGHT(drafts, draft_logits, logits, keys)
-    return survives, orthrus.sampling.draw(logits, jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 2)))(keys))
+    return survives, sampling.draw(logits, jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 2)))(keys))
 
 
 def _likelier_only(drafts, draft_logits, logits, keys):
@@ -214,7 +221,7 @@ def _greedy_bonus(drafts, draft_logits, logits, keys):
     return survives, choice.at[:, -1].set(jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32))
 
 
-RIGHT = orthrus.accept
+RIGHT = speculative.accept
 BROKEN = {  # rules that someone might write
     "a correction from p instead of max(p - q, 0)": _corrected_from_p, "a draft kept where p > q only": _likelier_only,
     "every draft kept": _every_draft, "the likeliest token as the bonus": _greedy_bonus}
@@ -223,8 +230,8 @@ BROKEN = {  # rules that someone might write
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_acceptance_rule_is_caught(name, monkeypatch):
     controls = CONTROLS[0]
-    api.EXECUTABLES.clear()
-    monkeypatch.setattr(orthrus, "accept", BROKEN[name])
+    EXECUTABLES.clear()
+    monkeypatch.setattr(speculative, "accept", BROKEN[name])
     value = p_value(draw(Orthrus(block_size=2, **controls)), exact_joint(*small(), [0, 2, 3], **controls))
-    api.EXECUTABLES.clear()
+    EXECUTABLES.clear()
     assert value < 1e-6

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from dlm_jax.decode import sampling
+from dlm_jax.decode.sampling import Sampler
 
 V = 11
 
@@ -48,7 +49,7 @@ def test_draws_follow_the_distribution(temperature, k, p):
     logits = np.random.default_rng(1).normal(size=V).astype(np.float32)
     keys = sampling.draw_keys(jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32),
                               jnp.arange(draws)[None])
-    tokens = jax.jit(sampling.sample)(jnp.broadcast_to(logits, (1, draws, V)), keys, temperature, k, p)
+    tokens = jax.jit(Sampler.draw)(Sampler(temperature, k, p), jnp.broadcast_to(logits, (1, draws, V)), keys)
     expected = np.exp(truncated(logits / temperature, k, p))
     expected = expected / expected.sum() * draws
     seen = np.bincount(np.asarray(tokens)[0], minlength=V)
@@ -60,4 +61,23 @@ def test_draws_follow_the_distribution(temperature, k, p):
 def test_temperature_zero_is_greedy():
     logits = jnp.asarray(np.random.default_rng(2).normal(size=(2, 4, V)), jnp.float32)
     keys = sampling.draw_keys(jax.random.split(jax.random.key(0), 2), jnp.zeros(2, jnp.int32), jnp.zeros((2, 4), int))
-    np.testing.assert_array_equal(sampling.sample(logits, keys, 0.0, 3, 0.5), logits.argmax(-1))
+    np.testing.assert_array_equal(Sampler(0.0, 3, 0.5).draw(logits, keys), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("fields, message", [
+    (dict(temperature=-1), "temperature = -1"), (dict(temperature=float("nan")), "temperature = nan"),
+    (dict(top_k=2.5), "top_k = 2.5: expected an int"), (dict(top_k=-1), "top_k = -1"), (dict(top_p=0.0), "top_p = 0.0"),
+    (dict(top_p=1.5), "top_p = 1.5")])
+def test_bad_fields_are_refused_when_a_sampler_is_made(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(**fields)
+
+
+def test_every_draw_has_a_key_of_its_own():
+    """Rows, forwards and places differ, and what stands beside a draw does not matter."""
+    rows = jax.random.split(jax.random.key(0), 3)
+    data = lambda *arguments: np.asarray(jax.random.key_data(sampling.draw_keys(*arguments)))
+    keys = data(rows, jnp.array([4, 4, 5]), jnp.array([[0, 7], [0, 7], [0, 8]]))
+    assert len({tuple(key) for key in keys.reshape(6, -1)}) == 6
+    np.testing.assert_array_equal(data(rows[1:2], jnp.array([4]), jnp.array([[7, 3, 0]]))[0, [2, 0]], keys[1])
+    assert (data(rows[:1], jnp.array([5]), jnp.array([[0]]))[0, 0] != keys[0, 0]).any()

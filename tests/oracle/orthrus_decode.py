@@ -8,7 +8,6 @@ ids, steps (drafts, accepted drafts) and calls.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dlm_jax
-from dlm_jax.decode import Orthrus, api, loop
+from dlm_jax.decode import Orthrus, Runner
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
 
@@ -60,12 +59,16 @@ def check_generate(model, params, cases: list[dict]) -> Iterator[str]:
     room = max(case["max_new_tokens"] for case in cases)
     for (block_size, eos_id), members in groups.items():
         decoder, rows = Orthrus(block_size=block_size), [case for _, case in members]
-        request = api.make_request(
+        runner = Runner(model, params, decoder)
+        batch = runner.start(runner.request(
             [case["prompt"] for case in rows], max_new_tokens=[case["max_new_tokens"] for case in rows],
-            capacity=api.bucket(room), eos_id=eos_id, mask_id=model.config.mask_token_id, prompt_capacity=longest)
-        rounds = [jax.tree.map(np.asarray, dataclasses.replace(state, cache=None)) for state in loop.step_loop(
-            api.EXECUTABLES, api.bind, model, params, loop.traced(decoder), request)]
-        final = api._read(rounds[-1].canvas, rounds[-1].counts, request, len(rows), room, eos_id, {})
+            eos_id=-1 if eos_id is None else eos_id, prompt_capacity=longest, capacity=room))
+        seen = lambda batch: jax.tree.map(np.asarray, batch.state.replace(cache=None))
+        rounds = [seen(batch)]
+        while not batch.done.all():
+            batch = runner.step(batch)
+            rounds.append(seen(batch))
+        final = runner.read(batch, range(len(rows)), room)
         for row, (number, case) in enumerate(members):
             ids = [*case["prompt"], *final.tokens[row].tolist()]
             for mode in ("diffusion", "ar"):
@@ -77,7 +80,7 @@ def check_generate(model, params, cases: list[dict]) -> Iterator[str]:
             if case["calls_total_diffusion_mode"] != sum(calls.values()):
                 yield f"generate {number}: {case['calls_total_diffusion_mode']} calls in all"
             steps = [step for before, step in zip(rounds, rounds[1:]) if not before.done[row]]
-            found = [(step.drafts[row][step.drafted_at[row] < request.capacity].tolist(), int(step.accepted[row]))
+            found = [(step.drafts[row][step.drafted[row] < batch.request.capacity].tolist(), int(step.accepted[row]))
                      for step in steps]
             if found != [(step["draft_tokens"], step["accepted_drafts"]) for step in case["steps"]]:
                 yield f"generate {number}: other drafts or acceptance lengths"

@@ -98,9 +98,9 @@ def decode(model, params, case: dict) -> dict:
             planned, drafts = event.forward, len(event.tokens)
         if event.committed:
             ids += event.tokens
-            places += [start + p for p in event.positions]
+            places += [start + p for p in event.numbers]
             after = event.forward - planned
-            slots = len({p // k for p in event.positions})
+            slots = len({p // k for p in event.numbers})
             # the released TPF: slots over the calls of their own round, cut and discarded tokens counted too
             shares.append(k * slots / 2 if after == 1 else drafts / (after + 1))
             calls["denoise"] += 1
