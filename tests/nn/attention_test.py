@@ -89,7 +89,9 @@ def test_grouped_heads_equal_repeated_heads():
 def test_dense_mask_scale_and_dtype():
     q, k, v, rule = draw_inputs(3)
     np.testing.assert_array_equal(attention(q, k, v, rule.dense()), attention(q, k, v, rule, form="reference"))
-    np.testing.assert_allclose(attention(q, k, v, rule, scale=0.5), attention(q * 0.5 * 8**0.5, k, v, rule), atol=1e-6)
+    scaled = attention(q * 0.5 * 8**0.5, k, v, rule)
+    for form in ("reference", "chunked", "kernel"):
+        np.testing.assert_allclose(attention(q, k, v, rule, scale=0.5, form=form), scaled, atol=1e-6)
     half = attention(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), rule)
     assert half.dtype == jnp.bfloat16
     np.testing.assert_allclose(half.astype(jnp.float32), attention(q, k, v, rule), atol=0.05)
