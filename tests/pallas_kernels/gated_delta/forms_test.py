@@ -164,3 +164,19 @@ def test_rows_and_trailing_padding_do_not_matter(x64):
                                     block_size=4)
     np.testing.assert_allclose(longer.noisy_out[:, :, :20], both.noisy_out, atol=1e-14)
     np.testing.assert_allclose(longer.final_state, both.final_state, atol=1e-14)
+
+
+@pytest.mark.parametrize("form", ["sequential", "folded"])
+def test_a_packed_row_is_its_documents_one_by_one(x64, form):
+    """The first document goes on from the given state, the next begins without one."""
+    rng = np.random.default_rng(4)
+    clean, noisy = cast(make_streams(rng, 1, 8, 1, 1, 2, 4, 4), jnp.float64)
+    state = jnp.asarray(rng.normal(size=(1, 2, 4, 4)))
+    run = jax.jit(lambda c, n, s, d: two_stream_gated_delta(c, n, block_size=2, documents=d, initial_state=s,
+                                                            form=form)[:3])
+    row = run(clean, noisy, state, jnp.asarray([[0] * 4 + [1] * 4]))
+    for at, start in ((slice(0, 4), state), (slice(4, 8), jnp.zeros_like(state))):
+        part = run(Stream(*(a[:, at] for a in clean)), Stream(*(a[:, :, at] for a in noisy)), start, None)
+        np.testing.assert_allclose(row[0][:, at], part[0], atol=1e-13)
+        np.testing.assert_allclose(row[1][:, :, at], part[1], atol=1e-13)
+    np.testing.assert_allclose(row[2], part[2], atol=1e-13)
