@@ -226,7 +226,7 @@ class Rows(Sequence[Row]):
         for start in range(0, len(table), _AT_ONCE):
             part = range(start, min(start + _AT_ONCE, len(table)))
             kept.extend(number for number, row in zip(part, self[part.start:part.stop]) if row is not None)
-        self._kept = kept
+        self._kept = kept if len(kept) < len(table) else range(len(table))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -251,8 +251,8 @@ def read_rows(source: str | os.PathLike[str]) -> Sequence[Row]:
     """Reads every row of a file, a directory or a dataset of the hub.
 
     Args:
-      source: a JSONL file, a .json file with one list, a .parquet, .arrow or .csv file, a directory of such files
-        or one that `datasets` saved, or a hub id: "owner/name", "owner/name:split" or "owner/name:config:split".
+      source: a JSONL file, a .json file with one list, a .parquet, .arrow or .csv file, a directory that `datasets`
+        saved or reads, or a hub id: "owner/name", "owner/name:split" or "owner/name:config:split".
 
     Returns:
       The rows in order; those of all but JSON and short JSONL files stay on disk until they are asked for.

@@ -108,6 +108,12 @@ def test_a_special_token_is_not_the_text_that_looks_like_it(draft):
     assert mapping.to_draft[3] == UNMAPPED
 
 
+def test_of_several_tokens_of_the_same_bytes_the_lowest_is_taken():
+    into = np.full(3, vocabulary_map.UNMAPPED)
+    vocabulary_map._join(into, {0: b"a", 1: b"b", 2: b"a"}, {7: b"a", 4: b"a", 9: b"c"})
+    assert into.tolist() == [4, vocabulary_map.UNMAPPED, 4]
+
+
 def test_a_map_survives_a_file(draft, guide, tmp_path):
     mapping = vocabulary_map.build(draft, guide, draft_size=512)
     vocabulary_map.save(mapping, tmp_path / "map.safetensors")

@@ -51,6 +51,15 @@ def test_rows_are_all_different_and_every_story_occurs():
         assert any(row["answer"].startswith(opening) for row in rows)
 
 
+def test_one_chain_in_eight_is_held_out_whoever_it_is_told_about():
+    story, held = word_problems.STORIES[0], []
+    for a in range(1, 401):
+        numbers = dict(a=a, b=2, c=3, d=4)
+        held.append(word_problems.split_of(story, numbers) == "test")
+        assert word_problems.split_of(story, dict(reversed(numbers.items()))) == word_problems.SPLITS[held[-1]]
+    assert 30 < sum(held) < 75
+
+
 def test_bad_requests_are_refused():
     with pytest.raises(ValueError, match="split 'dev'"):
         word_problems.generate(3, split="dev")
