@@ -25,7 +25,7 @@ class Screen:
         """Takes one event in; an answer ends with its first committed end of sequence, or with the limit."""
         if event.committed:
             self._forget_drafts()
-        for place, token, origin in zip(event.positions, event.tokens, event.origin):
+        for place, token, origin in zip(event.numbers, event.tokens, event.origin):
             self._shown[place] = (token, origin if event.committed else "draft")
         ends = [p for p, (token, style) in self._shown.items() if style != "draft" and token == self._eos_id]
         end = min([self._limit - 1, *ends])

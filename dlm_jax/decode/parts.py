@@ -68,8 +68,8 @@ def traced(part: Any, name: str = "") -> Any:
             continue
         kind = _KINDS.get(field.metadata.get("kind", type(value)))
         if kind is None and not isinstance(value, (np.generic, np.ndarray, jax.Array)):
-            raise ValueError(f"{label} = {value!r} of {type(part).__name__} is no number: mark the field as compiled in, "
-                             f"as in {field.name}: {type(value).__name__} = decode.static({value!r})")
+            raise ValueError(f"{label} = {value!r} of {type(part).__name__} is no number: mark the field as compiled "
+                             f"in, as in {field.name}: {type(value).__name__} = decode.static({value!r})")
         changes[field.name] = np.asarray(value, kind)  # of numpy: it travels with the call, a transfer each costs more
     return part.replace(**changes)
 
@@ -79,7 +79,7 @@ def check_number(name: str, value: float, least: float, most: float = math.inf, 
 
     Args:
       name: of the hyperparameter.
-      value: what was given; a float may be given as an int. Arrays and placeholders, of which jax makes parts too, pass.
+      value: what was given; a float may be given as an int. Arrays and placeholders, of which jax makes parts, pass.
       least, most: accepted range.
       kind: float or int.
     """

@@ -1,4 +1,4 @@
-"""Rows of a decoder on a device: started, stepped, run, admitted and released; `generate` and `stream` are its hosts."""
+"""Rows of a decoder on a device: started, stepped, run, admitted and released; `generate` and `stream` host it."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def replay(
     eos, prompt = tokenizer.eos_token_id, encode_prompt(tokenizer, row.prompt_messages)
     events = list(api.stream(model, params, prompt, decoder, max_new_tokens=max_new_tokens, eos_id=eos,
                              mask_id=tokenizer.mask_token_id, seed=seed))
-    answer = {p: t for event in events if event.committed for p, t in zip(event.positions, event.tokens)}
+    answer = {p: t for event in events if event.committed for p, t in zip(event.numbers, event.tokens)}
     end = min([max_new_tokens - 1, *(p for p, t in answer.items() if t == eos)])
     places = [p for p in sorted(answer) if p <= end]
     final = dict(zip(places, _texts(tokenizer, [answer[p] for p in places])))
@@ -243,10 +243,10 @@ def replay(
         if not frames or frames[-1]["forward"] != event.forward:
             frames.append({"forward": event.forward, "kind": event.kind, "drafts": [], "commits": []})
         if event.committed:
-            frames[-1]["commits"] += [[p, final[p], origin] for p, origin in zip(event.positions, event.origin)
+            frames[-1]["commits"] += [[p, final[p], origin] for p, origin in zip(event.numbers, event.origin)
                                       if p <= end]
         else:
-            drafts = zip(event.positions, _draft_texts(tokenizer, event))
+            drafts = zip(event.numbers, _draft_texts(tokenizer, event))
             frames[-1]["drafts"] += [[p, text] for p, text in drafts if p <= end]
     return {"name": name, "slot_size": getattr(decoder, "slot_size", None), "frames": frames}
 
@@ -261,5 +261,5 @@ def _texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 
 def _draft_texts(tokenizer: PreTrainedTokenizerBase, event: api.Event) -> list[str]:
-    runs = itertools.groupby(enumerate(zip(event.positions, event.tokens)), lambda item: item[1][0] - item[0])
+    runs = itertools.groupby(enumerate(zip(event.numbers, event.tokens)), lambda item: item[1][0] - item[0])
     return [text for _, run in runs for text in _texts(tokenizer, [token for _, (_, token) in run])]

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import dlm_jax
 from dlm_jax.decode import Autoregressive, ReFusion
-from dlm_jax.decode.state import bucket
+from dlm_jax.decode.request import bucket
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import cli
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, stacked: tuple[Any, Any]) -> list[dict[
                 steps = int(cold.ledger.after_prefill().max())
                 calls = {"loop": lambda: warm.append(answer())}
                 if queries:
-                    capacity = bucket(options.prompt) + decoder.generation_capacity(bucket(options.new_tokens))
+                    capacity = bucket(options.prompt) + decoder.capacity(bucket(options.new_tokens))
                     calls |= bounds(model, params, folder + "/model", (batch, queries, capacity), steps)
                 taken = timing.seconds(calls, options.repeats)
                 median = lambda of: float(statistics.median(of(each) for each in warm[1:]))

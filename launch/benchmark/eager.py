@@ -80,7 +80,7 @@ def decode(network: Any, prompts: list[list[int]], *, new_tokens: int, block_len
       shift: the output at index i predicts the token at i + shift, 0 or 1.
       steps: forwards for the whole answer, a multiple of the number of blocks; or
       threshold: commit all drafts this probable, at least one.
-      cache: "none", "prefix", "dual", "free", "delayed" or "block", see `decode.cache_policies`.
+      cache: "none", "prefix", "dual", "free", "delayed" or "block", see `decode.masked.caches`.
 
     Returns:
       The answers, and the number of forwards.

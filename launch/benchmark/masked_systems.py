@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import dlm_jax
-from dlm_jax.decode import Guided
-from dlm_jax.decode import masked_presets as presets
+from dlm_jax import decode
+from dlm_jax.decode import guided
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 
@@ -63,15 +63,16 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
     """
     by_steps = dict(steps=options.steps, block_length=options.block)
     sure = dict(threshold=threshold, block_length=options.block)
-    guided = dict(cache="free", block_length=options.block)
+    by_quota = dict(**by_steps, threshold=None)
+    frozen = guided.Free(block_length=options.block)
     return {
-        "vanilla": (presets.llada(**by_steps), by_steps),
-        "prefix cache": (presets.fast_dllm(**by_steps, threshold=None, cache="prefix"), by_steps | {"cache": "prefix"}),
-        "dual cache": (presets.fast_dllm(**by_steps, threshold=None, cache="dual"), by_steps | {"cache": "dual"}),
-        "FreeCache": (presets.free_cache(**by_steps, early_stop=False), by_steps | {"cache": "free"}),
-        "threshold": (presets.fast_dllm(**sure, cache="none"), sure),
-        "threshold, dual cache": (presets.fast_dllm(**sure, cache="dual"), sure | {"cache": "dual"}),
-        "block diffusion": (presets.block_diffusion(**by_steps, early_stop="none"), by_steps | {"cache": "block"}),
-        "guided, none agreed": (Guided(**guided), None),
-        "guided, all agreed": (Guided(**guided, acceptance="top_k", top_k=1 << 30), None),
+        "vanilla": (decode.llada(**by_steps), by_steps),
+        "prefix cache": (decode.fast_dllm(**by_quota, cache=decode.Prefix()), by_steps | {"cache": "prefix"}),
+        "dual cache": (decode.fast_dllm(**by_quota, cache=decode.Dual()), by_steps | {"cache": "dual"}),
+        "FreeCache": (decode.free_cache(**by_steps, early_stop=False), by_steps | {"cache": "free"}),
+        "threshold": (decode.fast_dllm(**sure, cache=decode.NoCache()), sure),
+        "threshold, dual cache": (decode.fast_dllm(**sure, cache=decode.Dual()), sure | {"cache": "dual"}),
+        "block diffusion": (decode.block_diffusion(**by_steps, stop=decode.Never()), by_steps | {"cache": "block"}),
+        "guided, none agreed": (decode.Guided(cache=frozen), None),
+        "guided, all agreed": (decode.Guided(cache=frozen, accept=guided.TopK(1 << 30)), None),
     }

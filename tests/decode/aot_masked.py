@@ -29,13 +29,14 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.llada import LLADA_8B
-from dlm_jax.decode import MaskedDiffusion, cache_policies, loop, sampling
-from dlm_jax.decode.state import Request
+from dlm_jax import decode
+from dlm_jax.decode import MaskedDiffusion, executables, parts, sampling
+from dlm_jax.decode.request import Request
 from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
 
-POLICIES = ("none", "prefix", "dual", "free")
+POLICIES = {"none": decode.NoCache(), "prefix": decode.Prefix(), "dual": decode.Dual(), "free": decode.Free()}
 
 
 def arguments_of(config, mesh, decoder, options, scan: bool):
@@ -49,29 +50,29 @@ def arguments_of(config, mesh, decoder, options, scan: bool):
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
     request = Request(array((B, options.prompt)), array((B,)), array((B,)), array(()), array(()),
                       jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=everywhere), options.answer)
-    decoder = jax.tree.map(lambda x: array((), x.dtype), loop.traced(decoder))
+    decoder = jax.tree.map(lambda x: array((), x.dtype), parts.traced(decoder))
     return model, (params, decoder, request)
 
 
-def compiled(which: str, model, arguments):
-    """Returns the executable "step" or "loop"; "init" is compiled before, for the state's shardings."""
-    bind = lambda model, params: model.scorer(params)
-    lowered = loop.jitted(bind, model, "init").lower(*arguments)
+def compiled(function, model, arguments):
+    """Returns the executable of `step` or `loop`; `init` is compiled before, for the state's shardings."""
+    lowered = executables.jitted(executables.init, model).lower(*arguments)
     start = lowered.compile()
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                          lowered.out_info, start.output_shardings)
-    return loop.jitted(bind, model, which).lower(*arguments, state).compile(), state
+    steps = [] if function is executables.step else [jax.ShapeDtypeStruct((), jnp.int32)]
+    return executables.jitted(function, model).lower(*arguments, state, *steps).compile(), state
 
 
 def step_cost(config, mesh, decoder, options, width: int) -> dict[str, float]:
     """Returns flops and bytes accessed of one step of that window width, a chip."""
     found = []
-    one_branch = mock.patch.object(cache_policies, "widths", lambda *_: (width,))
-    greedy = mock.patch.object(sampling, "sample", lambda logits, *_: jnp.argmax(logits, axis=-1).astype(jnp.int32))
+    one_branch = mock.patch.object(MaskedDiffusion, "widths", lambda *_: (width,))
+    greedy = mock.patch.object(sampling.Sampler, "draw", lambda _, logits, keys: sampling.likeliest(logits))
     for layers in (1, 2):
         with one_branch, greedy:
             model, arguments = arguments_of(config.replace(num_layers=layers), mesh, decoder, options, scan=False)
-            cost = compiled("step", model, arguments)[0].cost_analysis()
+            cost = compiled(executables.step, model, arguments)[0].cost_analysis()
         found.append({"flops": cost["flops"], "bytes": cost["bytes accessed"]})
     one, two = found
     return {name: one[name] + (config.num_layers - 1) * (two[name] - one[name]) for name in one}
@@ -98,12 +99,13 @@ def measure(options) -> dict:
     report: dict = {"chips": len(devices), "policies": {}, "steps": {}}
     costs: dict[tuple[bool, int], dict] = {}
     for policy in options.policies:
-        decoder = MaskedDiffusion(block_length=options.block, cache=policy, early_stop="none")
+        decoder = MaskedDiffusion(
+            schedule=decode.Blocks(options.block), cache=POLICIES[policy], stop=decode.Never())
         begun = time.time()
         model, arguments = arguments_of(config, mesh, decoder, options, scan=True)
-        executable, state = compiled("loop", model, arguments)
+        executable, state = compiled(executables.loop, model, arguments)
         memory, cache = executable.memory_analysis(), jax.tree.leaves(state.cache)
-        widths = cache_policies.widths(policy, arguments[2], options.block, False, config.shift)
+        widths = decoder.widths(arguments[2], config.shift)
         counts = windows(policy, widths, options)
         for width in counts:
             if (policy != "none", width) not in costs:  # with a cache, a step depends on its width alone
@@ -158,7 +160,7 @@ def main(command: list[str]) -> None:
     p.add_argument("topology")
     for name, value in (("batch", 8), ("prompt", 1024), ("answer", 256), ("block", 32), ("layers", 32)):
         p.add_argument(f"--{name}", type=int, default=value)
-    p.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    p.add_argument("--policies", nargs="+", choices=POLICIES, default=[*POLICIES])
     p.add_argument("--output", help="write the tables as Markdown")
     options = p.parse_args(command)
     options.command = command

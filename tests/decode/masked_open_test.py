@@ -1,4 +1,4 @@
-"""Parts that the library does not know, written as its users would: they run batched, compiled and streamed like ours."""
+"""Parts that the library does not know, written as users would: they run batched, compiled and streamed like ours."""
 
 import flax.struct
 import jax.numpy as jnp
@@ -116,8 +116,8 @@ def test_parts_of_users_run_like_ours(network, name):
 
 
 def test_numbers_of_a_users_part_are_traced(network):
-    run = lambda bar: generate(*network, prompts(1, 3), MaskedDiffusion(schedule=decode.Blocks(8), commit=EveryOther(bar)),
-                               max_new_tokens=LIMITS, eos_id=-1)
+    made = lambda bar: MaskedDiffusion(schedule=decode.Blocks(8), commit=EveryOther(bar))
+    run = lambda bar: generate(*network, prompts(1, 3), made(bar), max_new_tokens=LIMITS, eos_id=-1)
     many = run(0.9)
     compiled = EXECUTABLES.compiled
     few = run(0.05)
@@ -127,7 +127,8 @@ def test_numbers_of_a_users_part_are_traced(network):
 
 @pytest.mark.parametrize("parts", [dict(commit=Patient()), dict(cache=Blind())])
 def test_a_part_that_gets_nowhere_does_not_hang(network, parts):
-    out = generate(*network, prompts(1, 2), MaskedDiffusion(schedule=decode.Blocks(4), **parts), max_new_tokens=9, eos_id=-1)
+    decoder = MaskedDiffusion(schedule=decode.Blocks(4), **parts)
+    out = generate(*network, prompts(1, 2), decoder, max_new_tokens=9, eos_id=-1)
     assert [len(tokens) for tokens in out.tokens] == [9, 9]
 
 

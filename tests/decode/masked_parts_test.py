@@ -111,7 +111,7 @@ def test_thresholds_are_reached_at_equality_and_the_surest_always_stays():
 
 
 def test_noise_disturbs_the_order_by_its_temperature():
-    """Of two drafts a gap apart, Gumbel noise of temperature T takes the other one with probability 1/(1 + e^(gap/T))."""
+    """Of two drafts a gap apart, Gumbel noise of temperature T takes the other with probability 1/(1 + e^(gap/T))."""
     gap, many = 1.0, 4096
     sure = jnp.tile(jnp.array([[0.0, -gap]]), (many, 1))
     zero = jnp.zeros((many, 2), jnp.int32)
@@ -131,7 +131,7 @@ def test_noise_disturbs_the_order_by_its_temperature():
     (lambda: MaskedDiffusion(cache="lru"), "cache = 'lru': expected a CachePolicy"),
     (lambda: MaskedDiffusion(stop=None), "stop = None: expected a Stop"),
     (lambda: MaskedDiffusion(schedule=decode.Whole(), cache=decode.Dual()), "works block by block"),
-    (lambda: MaskedDiffusion(commit=decode.Quota(), schedule=decode.Blocks(8, decode.Ahead())), "plans the steps of one"),
+    (lambda: MaskedDiffusion(commit=decode.Quota(), schedule=decode.Blocks(8, decode.Ahead())), "plans the steps"),
     (lambda: MaskedDiffusion(commit=decode.FirstToken(), schedule=decode.Blocks(8, decode.Ahead())), "plans the steps"),
     (lambda: MaskedDiffusion(cache=decode.BlockCausal(), schedule=decode.Blocks(8, decode.Ahead())), "hides later"),
     (lambda: MaskedDiffusion(commit=decode.Factor(), confidence=decode.Entropy()), "Factor bounds probabilities"),

@@ -21,7 +21,7 @@ def made(*, block_length: int = 32, rule: str = "threshold", confidence: str = "
          block_add_threshold: float = 0.1, decoded_token_threshold: float = 0.95, refresh_every: int | None = None,
          cfg_scale: float | None = None, steps: int = 0, threshold: float = 0.9, factor: float = 1.0,
          tempered: bool = False, commit_temperature: float = 0.0, **more: Any) -> MaskedDiffusion:
-    """Returns the decoder that `masked_reference.decode` runs with the same words; a block_length of 0 is the answer."""
+    """Returns the decoder that `masked_reference.decode` runs with the same words; block_length 0 is the answer."""
     commit = (decode.Threshold(threshold) if rule == "threshold" else decode.Factor(factor) if rule == "factor" else
               decode.Budget(threshold, steps) if rule == "budget" else PLANNED[rule](steps))
     commit = decode.Noisy(commit, commit_temperature) if commit_temperature else commit

@@ -36,7 +36,8 @@ class SumCache:
         return self.replace(before=self.before[:, rows], after=self.after[:, rows])
 
     def insert(self, rows, other):
-        return self.replace(before=self.before.at[:, rows].set(other.before), after=self.after.at[:, rows].set(other.after))
+        put = lambda mine, theirs: mine.at[:, rows].set(theirs)
+        return self.replace(before=put(self.before, other.before), after=put(self.after, other.after))
 
     def commit(self, accepted):  # whole passes only: enough for one token at a time
         kept = jnp.where((accepted > 0)[:, None], self.after, self.before)

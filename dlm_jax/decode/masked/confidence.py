@@ -70,7 +70,7 @@ class Margin(Probability):
 
 @struct.dataclass
 class TopMargin(Margin):
-    """The margin between the two likeliest tokens, whichever was drawn (Dream); that of the draft where it is greedy."""
+    """The margin between the two likeliest tokens, whichever was drawn (Dream); the draft's own where it is greedy."""
 
     def of(self, drafts: Drafts) -> Array:
         """See `Confidence.of`."""

@@ -115,7 +115,7 @@ class MaskedDiffusion(Decoder):
             (self.cache.by_block and one_block,
              f"cache = {self.cache!r} works block by block: take schedule=Blocks(...), or cache=Prompt()"),
             (self.schedule.several and self.commit.timed,
-             f"commit = {self.commit!r} plans the steps of one block and several may be open: take Threshold or Factor"),
+             f"commit = {self.commit!r} plans the steps of one block, several may be open: take Threshold or Factor"),
             (self.schedule.several and self.cache.block_causal,
              f"cache = {self.cache!r} hides later blocks and the schedule decodes into them: take another cache"),
         ):
@@ -127,8 +127,8 @@ class MaskedDiffusion(Decoder):
         super().check_model(config)
         trained, length = config.block_size, self.schedule.block_length(1 << 30)
         if self.cache.block_causal and trained not in (None, length):
-            raise ValueError(f"blocks of {length} tokens with {self.cache!r}: the model was trained on blocks of {trained} "
-                             f"(block_size of its config); take schedule=Blocks({trained})")
+            raise ValueError(f"blocks of {length} tokens with {self.cache!r}: the model was trained on blocks of "
+                             f"{trained} (block_size of its config); take schedule=Blocks({trained})")
 
     def check_request(
         self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
@@ -216,13 +216,23 @@ class MaskedDiffusion(Decoder):
             self.cache.refresh(now), self.cache.window(now), strict=True))
         return jnp.maximum(start, now.first), jnp.minimum(stop, now.stop)
 
+    def widths(self, request: Request, shift: int) -> tuple[int, ...]:
+        """Returns the static widths of windows that have a program of their own, ascending.
+
+        Args:
+          request: the batch; its shapes count.
+          shift: the model's.
+        """
+        sizes = self.cache.widths(request, self._length(request.capacity), self.schedule.several)
+        widths = sorted({size + shift for size in sizes})
+        if self.cache.block_causal:
+            return tuple(widths)
+        return (*(width for width in widths if width < request.entries), request.entries)
+
     def _logits(self, score, request, state, span, number, block_length) -> tuple[Array, Cache | None]:
         """Returns the (B, C, V) logits of the tokens `number`, and the cache."""
-        sizes = self.cache.widths(request, block_length, self.schedule.several)
-        widths = sorted({size + score.shift for size in sizes})
-        if not self.cache.block_causal:
-            widths = [*(width for width in widths if width < request.entries), request.entries]
-        hidden, cache = self._hidden(score, request, state.canvas, state.cache, span, number, block_length, tuple(widths))
+        widths = self.widths(request, score.shift)
+        hidden, cache = self._hidden(score, request, state.canvas, state.cache, span, number, block_length, widths)
         logits = score.head(hidden)
         if self.guidance is not None:
             conditional, free = jnp.split(logits, 2)

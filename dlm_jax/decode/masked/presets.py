@@ -4,7 +4,7 @@ The library's own defaults differ where a sampler gains nothing by its habit: th
 ids and numbers of forwards are those of the released code. Sampled runs draw from other random numbers, never the
 mask, and where both are set top_k truncates before top_p; the released Dream truncates the other way round.
 
-Every preset takes further fields of `MaskedDiffusion` (`sampler`, `temperature`, `guidance`, ...), which replace its own.
+Every preset takes further fields of `MaskedDiffusion` (`sampler`, `temperature`, ...), which replace its own.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Blocks(Part, Schedule):
         return jnp.minimum(opened + more, done.shape[1])
 
     def forced(self, chosen: Array, drafts: Drafts, masked: Array, tokens: Array, opened: Array) -> Array:
-        """See `Schedule.forced`: the first unfinished block must commit a token if it got none and its turn has come."""
+        """See `Schedule.forced`: an unfinished block must commit a token if it got none and its turn has come."""
         if self.ahead is None:
             return jnp.zeros_like(chosen)
         ready = progress(masked, tokens, self._size(masked)) >= self.ahead.sure
