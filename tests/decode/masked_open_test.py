@@ -105,9 +105,11 @@ def test_parts_of_users_run_like_ours(network, name):
     together = generate(*network, rows, decoder, max_new_tokens=LIMITS, seed=4)
     assert all(MASK not in tokens for tokens in together.tokens)
     runner = Runner(*network, decoder)
-    alone = runner.request([rows[2]], max_new_tokens=LIMITS[2], seed=4, first_row=2, prompt_capacity=20, capacity=32)
+    alone = runner.request([rows[2]], max_new_tokens=LIMITS[2], seed=4, first_row=2, batch=4, capacity=max(LIMITS))
     alone = runner.read(runner.run(runner.start(alone)), [0])
     np.testing.assert_array_equal(alone.tokens[0], together.tokens[2])
+    if name not in ("commit", "cache"):
+        return
     streamed = np.full_like(together.canvas, -1)
     for event in stream(*network, rows, decoder, max_new_tokens=LIMITS, seed=4):
         for number, token in zip(event.numbers, event.tokens) if event.committed else ():
