@@ -1,6 +1,7 @@
 """Result rows: recounted from the generation itself, independent of batching, and replays that end in the answer."""
 
 import copy
+import json
 
 import jax
 import numpy as np
@@ -95,6 +96,13 @@ def test_a_replay_ends_in_the_answer(model_and_params, name, ending):
     forwards = [frame["forward"] for frame in track["frames"]]
     assert forwards == sorted(set(forwards))
     assert any(frame["drafts"] for frame in track["frames"]) == (name == "refusion")
+
+
+def test_a_decoder_is_described_in_plain_values_down_to_its_parts():
+    made = decode.fast_dllm(threshold=0.8, temperature=0.5)
+    told = runner.describe(made)
+    assert json.loads(json.dumps(told)) == told and told["kind"] == "MaskedDiffusion"
+    assert told["commit"] == {"kind": "Threshold", "threshold": 0.8} and told["sampler"]["temperature"] == 0.5
 
 
 def test_a_replay_joins_the_bytes_of_a_character():
