@@ -45,6 +45,15 @@ def test_the_page_fetches_nothing():
     assert not re.search(r"<link|@import|url\(|fetch\(|XMLHttpRequest|\ssrc=|innerHTML", page)
 
 
+def test_the_table_shows_shares_in_percent_and_only_columns_that_someone_fills():
+    made = report.table([{"name": "a", "accuracy": 0.5, "seconds_per_answer": 0.0123, "tokens_per_second": 1234.5},
+                         {"name": "b", "accuracy": 0.934, "tokens_per_forward": 2.345}])
+    assert [column.header for column in made.columns] == [
+        "system", "accuracy", "tokens / forward", "ms / answer", "tokens / s"]
+    assert [list(column.cells) for column in made.columns] == [
+        ["a", "b"], ["50.0 %", "93.4 %"], ["-", "2.35"], ["12.3", "-"], ["1,234", "-"]]
+
+
 def test_missing_parts_and_numbers_that_are_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match="systems"):
         report.render({k: v for k, v in results().items() if k != "systems"})

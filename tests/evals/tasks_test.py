@@ -14,7 +14,8 @@ from dlm_jax.evals import tasks
     ("18.", "18", True), ("18", "18.00", True), ("1800", "1,800", True),
     ("-$5", "−5", True), ("$-5", "-5", True), (r"\$1{,}800", "1800", True), (r"7\%", "7", True), ("18.5", "18", False),
     (r"\frac{3}{4}", "0.75", True), ("3/4", r"\dfrac{3}{4}", True), ("1/0", "1", False), ("1e999999999", "1", False),
-    ("nan", "nan", True), ("Yes", "yes", True), ("(B)", "B", True), ("b.", "(B)", True), ("(C)", "B", False),
+    ("nan", "nan", True), ("Yes", "yes", True), ("(B)", "B", True), ("$1,800.00", "1800", True),
+    ("b.", "(B)", True), ("(C)", "B", False),
     ("Answer 3", "answer3", True), ("Answer3", "Answer2", False), ("**18**", "18", True), ("", "18", False),
     (r"\text{(B)}", "B", True), ("x^2 + 1", "x^2+1", False), ("1 800", "1800", True)])
 def test_same_answer(left, right, same):
@@ -58,7 +59,8 @@ LABEL = parse_row({"query": "q", "response": "The correct answer is Answer3"})
     (NUMBER, "**Final Answer:** $18.00 per day, from 9 eggs at $2.", (True, "final_answer")),
     (NUMBER, "The final answer is 9 * 2 = 18.", (True, "final_answer")),
     (NUMBER, "She makes 9 * 2 = $18. The answer is 18.\n\n", (True, "answer_is")),
-    (NUMBER, "The answer is 3.\nWait, that is wrong. The answer is $1,8.", (False, "answer_is")),
+    (NUMBER, "The answer is 3.\nWait, that is wrong. The answer is $18.", (True, "answer_is")),
+    (NUMBER, "The answer is 18.\nWait, that is wrong. The answer is 3.", (False, "answer_is")),
     (NUMBER, "### Answer:\n18 dollars", (True, "answer_is")),
     (NUMBER, "Janet makes 9 x 2 = $18 every day at the market.", (True, "last_number")),
     (NUMBER, "Janet makes 18 dollars, from 10-3 eggs.", (False, "last_number")),
