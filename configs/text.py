@@ -35,7 +35,7 @@ def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingP
     """
     draft = _Draft(config)
     for setting in settings:
-        path, equals, text = setting.partition("=")
+        path, equals, text = (word.strip() for word in setting.partition("="))
         accepted = draft.fields(parts)
         if not equals or not path:
             raise ValueError(f"{flag} {setting}: expected FIELD=VALUE with one of {', '.join(accepted)}")

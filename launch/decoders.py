@@ -132,8 +132,9 @@ def catalogue() -> str:
         default, hints = kind(), typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             lines.append(f"    {field.name} = {text.show(getattr(default, field.name))}")
-            calls = text.calls(hints[field.name], parts(kind))
-            lines += [f"        {call}" for call in textwrap.wrap(", ".join(calls), 100)] if len(calls) > 1 else []
+            calls = [call.replace(" ", "\0") for call in text.calls(hints[field.name], parts(kind))]  # kept whole
+            wrapped = textwrap.wrap(", ".join(calls), 100) if len(calls) > 1 else []
+            lines += ["        " + line.replace("\0", " ") for line in wrapped]
     lines.append("presets:")
     lines += [f"    {name}: {entry.source}\n        {text.brief(entry.decoder)}" for name, entry in presets().items()]
     return "\n".join(lines)
@@ -166,7 +167,11 @@ class Subject:
 
         ids = lambda tokenizer: tokenizer(messages[-1]["content"])["input_ids"] if raw else tokenizers.encode_prompt(
             tokenizer, messages, **self.chat)
-        return ids(self.tokenizer)
+        if self.guide_tokenizer is None:
+            return ids(self.tokenizer)
+        from dlm_jax.decode import Pair
+
+        return Pair(ids(self.tokenizer), ids(self.guide_tokenizer))
 
 
 def load(options: argparse.Namespace) -> Subject:
@@ -210,13 +215,13 @@ def join(model: Any, params: Any, tokenizer: Any, guide: Any, guide_params: Any,
     Raises:
       ValueError: a guide that cannot guide this drafter.
     """
+    from dlm_jax import decode
     from dlm_jax.data import vocabulary_map
-    from dlm_jax.decode import guided
 
     shared = vocabulary_map.build(tokenizer, guide_tokenizer, draft_size=model.config.vocab_size,
                                   guide_size=guide.config.vocab_size)
     cli.log.info("the guide knows %.1f%% of the drafter's tokens", 100 * shared.coverage())
-    return guided.join(model, params, guide, guide_params, shared)
+    return decode.join(model, params, guide, guide_params, shared)
 
 
 def make_mesh(axes: str | None) -> Any:

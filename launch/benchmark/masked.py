@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dlm_jax
-from dlm_jax.decode import join
+from dlm_jax import decode
 from dlm_jax.models import build
 from launch import cli
 from launch.benchmark import results
@@ -76,7 +76,7 @@ def first_calls(options: argparse.Namespace, stacked: tuple[Any, Any], guide: tu
     """
     config, network = stacked[0].config, eager_network(*stacked)
     plain = build.unroll(*stacked)
-    pair = join(*plain, *build.unroll(*guide))
+    pair = decode.join(*plain, *build.unroll(*guide))
     rows, calls = [], {}
     for system, (decoder, same) in systems(options, threshold).items():
         target = pair if system.startswith("guided") else plain

@@ -11,7 +11,6 @@ import numpy as np
 
 import dlm_jax
 from dlm_jax import decode
-from dlm_jax.decode import guided
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 
@@ -63,16 +62,16 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
     """
     by_steps = dict(steps=options.steps, block_length=options.block)
     sure = dict(threshold=threshold, block_length=options.block)
-    by_quota = dict(**by_steps, threshold=None)
-    frozen = guided.Free(block_length=options.block)
+    cached = lambda name, cache: (decode.fast_dllm(**by_steps, threshold=None, cache=cache), by_steps | {"cache": name})
+    guided = lambda **parts: (decode.Guided(cache=decode.guided.Free(options.block), **parts), None)
     return {
         "vanilla": (decode.llada(**by_steps), by_steps),
-        "prefix cache": (decode.fast_dllm(**by_quota, cache=decode.Prefix()), by_steps | {"cache": "prefix"}),
-        "dual cache": (decode.fast_dllm(**by_quota, cache=decode.Dual()), by_steps | {"cache": "dual"}),
+        "prefix cache": cached("prefix", decode.Prefix()),
+        "dual cache": cached("dual", decode.Dual()),
         "FreeCache": (decode.free_cache(**by_steps, early_stop=False), by_steps | {"cache": "free"}),
         "threshold": (decode.fast_dllm(**sure, cache=decode.NoCache()), sure),
-        "threshold, dual cache": (decode.fast_dllm(**sure, cache=decode.Dual()), sure | {"cache": "dual"}),
+        "threshold, dual cache": (decode.fast_dllm(**sure), sure | {"cache": "dual"}),
         "block diffusion": (decode.block_diffusion(**by_steps, stop=decode.Never()), by_steps | {"cache": "block"}),
-        "guided, none agreed": (decode.Guided(cache=frozen), None),
-        "guided, all agreed": (decode.Guided(cache=frozen, accept=guided.TopK(1 << 30)), None),
+        "guided, none agreed": guided(),
+        "guided, all agreed": guided(accept=decode.guided.TopK(1 << 30)),
     }

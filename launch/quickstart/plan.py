@@ -115,33 +115,37 @@ def _refusion(tau: float, headline: bool = False) -> System:
                   headline=headline)
 
 
-def _masked(name: str, training: str = "masked", headline: bool = False, guide: str | None = None,
-            **settings) -> System:
+def _masked(name: str, training: str = "masked", headline: bool = False, **parts) -> System:
     family = next(t.family for t in TRAININGS if t.name == training)
-    kind = decode.MaskedDiffusion if guide is None else decode.Guided
-    return System(name=f"{family}, {name}", label=name, family=family, training=training, guide=guide,
-                  decoder=kind(block_length=BLOCK, **settings), headline=headline)
+    return System(name=f"{family}, {name}", label=name, family=family, training=training, headline=headline,
+                  decoder=decode.MaskedDiffusion(schedule=decode.Blocks(BLOCK), **parts))
 
 
-_SURE = dict(threshold=0.95)
 # a frozen block of 8 keeps the keys and values its last tokens had as masks, which costs so small a model most answers:
-# "delayed" freezes it when it is finished. Answers are short, so a guide reads all drafts of a round at once
-_GUIDED = dict(cache="delayed", verify_batch_size=0)
+# `Delayed` freezes it when it is finished. Answers are short, so a guide reads all drafts of a round at once
+def _guided(name: str, guide: str, headline: bool = False, **parts) -> System:
+    decoder = decode.Guided(cache=decode.guided.Delayed(BLOCK), verify_batch_size=0, **parts)
+    return System(name=f"Masked diffusion, {name}", label=name, family="Masked diffusion", training="masked",
+                  guide=guide, headline=headline, decoder=decoder)
+
+
+_SURE = dict(commit=decode.Threshold(0.95))
+_BLOCKS = dict(training="block", cache=decode.BlockCausal(), stop=decode.AfterBlock())
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
     _refusion(0.6, headline=True), _refusion(0.8),
     System(name="Orthrus", label="Orthrus", family="Orthrus", training="orthrus",
            decoder=decode.Orthrus(block_size=BLOCK), lossless=True, headline=True),
-    _masked("vanilla", rule="quota", early_stop="none"),
+    _masked("vanilla", commit=decode.Quota(), stop=decode.Never()),
     _masked("threshold", **_SURE),
-    _masked("dual cache", cache="dual", **_SURE),
-    _masked("FreeCache", cache="free", **_SURE),
-    _masked("FreeCache, delayed, refreshed", cache="delayed", refresh_every=4, **_SURE),
-    _masked("FreeCache, delayed, and guide", guide="seed", headline=True, **_GUIDED),
-    _masked("weak guide", guide="guide", **_GUIDED),
-    _masked("weak guide, draft threshold", guide="guide", draft_threshold=0.9, **_GUIDED),
+    _masked("dual cache", cache=decode.Dual(), **_SURE),
+    _masked("FreeCache", cache=decode.Free(), **_SURE),
+    _masked("FreeCache, delayed, refreshed", cache=decode.Delayed(refresh_every=4), **_SURE),
+    _guided("FreeCache, delayed, and guide", guide="seed", headline=True),
+    _guided("weak guide", guide="guide"),
+    _guided("weak guide, draft threshold", guide="guide", accept=decode.guided.Sure(threshold=0.9)),
     System(name="AR, the weak guide", label="weak guide", family="AR", training="guide",
            decoder=decode.Autoregressive()),
-    _masked("vanilla", training="block", rule="quota", cache="block", early_stop="block"),
-    _masked("threshold", training="block", cache="block", early_stop="block", headline=True, **_SURE),
+    _masked("vanilla", commit=decode.Quota(), **_BLOCKS),
+    _masked("threshold", headline=True, **_SURE, **_BLOCKS),
 )

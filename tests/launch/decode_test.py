@@ -146,7 +146,8 @@ def test_a_guide_of_its_own_tokenizer_judges_the_drafts(folder, tmp_path, capsys
 def test_list_and_help_teach(capsys):
     assert decode.main(["--list"]) == 0
     said = capsys.readouterr().out
-    for words in ("slot_threshold = 0.6", "Threshold(threshold), ", "refusion:gsm8k: ReFusion, Table 7"):
+    for words in ("slot_threshold = 0.6", "Threshold(threshold)", "Free(refresh_every, block_length)",
+                  "refusion:gsm8k: ReFusion, Table 7"):
         assert words in said
     with pytest.raises(SystemExit) as end:
         decode.main(["--help"])
@@ -224,6 +225,29 @@ def test_sampling_follows_the_seed(folder, capsys):
                             "--set", "temperature=1", "--seed", seed]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]
+
+
+def test_eight_devices_answer_as_one(folder, tmp_path, capsys):
+    if jax.device_count() < 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    model, _ = dlm_jax.load(folder)
+    wide = build.build(model.config.replace(vocab_size=304, num_kv_heads=2))  # which two devices divide
+    dlm_jax.save(tmp_path / "wide", wide, build.init_params(wide, jax.random.key(0)), tokenizer_from=folder)
+    source = tmp_path / "prompts.txt"
+    source.write_text("Tom has 3\nHow many?\napples\n")  # three rows, which no mesh divides
+    command = ["--model", str(tmp_path / "wide"), "--prompts", str(source), "--max-new-tokens", "6"]
+    said = []
+    for mesh in ([], ["--mesh", "data=4,tensor=2"], ["--mesh", "fsdp=4, tensor=2"]):
+        assert decode.main([*command, *mesh]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0].count("\n") == 3 and said[0] == said[1] == said[2]
+    subject = decoders.load(decode.parser().parse_args([*command, "--mesh", "data=4,tensor=2"]))
+    assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(subject.params))
+    for mesh, message in (("data=3", "there are 8"), ("rows=8", "--mesh rows: no such field"),
+                          ("data", "--mesh data: expected FIELD=VALUE with one of data, fsdp, tensor"),
+                          ("data=two", "expected an integer"), ("tensor=8", "kv_heads = 2 cannot be split")):
+        assert decode.main([*command, "--mesh", mesh]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_prompts_are_read_as_training_rows_are(folder, tmp_path, capsys):
