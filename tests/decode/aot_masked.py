@@ -29,14 +29,15 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.llada import LLADA_8B
-from dlm_jax import decode
-from dlm_jax.decode import MaskedDiffusion, executables, parts, sampling
+from dlm_jax.decode import MaskedDiffusion, Sampler, executables, parts, sampling
+from dlm_jax.decode.masked import Blocks, Dual, Free, Never, NoCache, Prefix
+from dlm_jax.decode.masked import decoder as masked
 from dlm_jax.decode.request import Request
 from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
 
-POLICIES = {"none": decode.NoCache(), "prefix": decode.Prefix(), "dual": decode.Dual(), "free": decode.Free()}
+POLICIES = {"none": NoCache(), "prefix": Prefix(), "dual": Dual(), "free": Free()}
 
 
 def arguments_of(config, mesh, decoder, options, scan: bool):
@@ -54,21 +55,23 @@ def arguments_of(config, mesh, decoder, options, scan: bool):
     return model, (params, decoder, request)
 
 
-def compiled(function, model, arguments):
-    """Returns the executable of `step` or `loop`; `init` is compiled before, for the state's shardings."""
+def compiled(function, model, arguments, *more):
+    """Returns the executable of `executables.step` or `loop`; `init` is compiled before, for the state's shardings."""
     lowered = executables.jitted(executables.init, model).lower(*arguments)
     start = lowered.compile()
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                          lowered.out_info, start.output_shardings)
-    steps = [] if function is executables.step else [jax.ShapeDtypeStruct((), jnp.int32)]
-    return executables.jitted(function, model).lower(*arguments, state, *steps).compile(), state
+    return executables.jitted(function, model).lower(*arguments, state, *more).compile(), state
 
 
 def step_cost(config, mesh, decoder, options, width: int) -> dict[str, float]:
     """Returns flops and bytes accessed of one step of that window width, a chip."""
     found = []
-    one_branch = mock.patch.object(MaskedDiffusion, "widths", lambda *_: (width,))
-    greedy = mock.patch.object(sampling.Sampler, "draw", lambda _, logits, keys: sampling.likeliest(logits))
+    ask = masked.ask
+    narrow = lambda score, request, queries, cache, wanted, widths: ask(
+        score, request, jax.tree.map(lambda x: x[:, :width], queries), cache, wanted)
+    one_branch = mock.patch.object(masked, "ask", narrow)
+    greedy = mock.patch.object(Sampler, "draw", lambda self, logits, keys: sampling.likeliest(logits))
     for layers in (1, 2):
         with one_branch, greedy:
             model, arguments = arguments_of(config.replace(num_layers=layers), mesh, decoder, options, scan=False)
@@ -99,13 +102,15 @@ def measure(options) -> dict:
     report: dict = {"chips": len(devices), "policies": {}, "steps": {}}
     costs: dict[tuple[bool, int], dict] = {}
     for policy in options.policies:
-        decoder = MaskedDiffusion(
-            schedule=decode.Blocks(options.block), cache=POLICIES[policy], stop=decode.Never())
+        decoder = MaskedDiffusion(schedule=Blocks(options.block), cache=POLICIES[policy], stop=Never())
         begun = time.time()
         model, arguments = arguments_of(config, mesh, decoder, options, scan=True)
-        executable, state = compiled(executables.loop, model, arguments)
+        steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+        executable, state = compiled(executables.loop, model, arguments, steps)
         memory, cache = executable.memory_analysis(), jax.tree.leaves(state.cache)
-        widths = decoder.widths(arguments[2], config.shift)
+        request = arguments[2]
+        sizes = decoder.cache.widths(request, options.block, decoder.schedule.several)
+        widths = (*(size for size in sizes if size < request.entries), request.entries)
         counts = windows(policy, widths, options)
         for width in counts:
             if (policy != "none", width) not in costs:  # with a cache, a step depends on its width alone
