@@ -172,7 +172,7 @@ def save(
     if jax.process_index() == 0:
         with folders.replacing(path) as made:
             tensor_files.write_folder(made, tensors, max_shard_bytes)
-            folders.describe(made, config, np.dtype(params["embed"].dtype).name, tokenizer_from, config_from)
+            folders.describe(made, config, names.dtype(config, params).name, tokenizer_from, config_from)
     else:
         for tensor in tensors:  # takes part in gathering what process 0 writes
             tensor.data()

@@ -11,6 +11,7 @@ Letters: V vocabulary, D width, F MLP width, N query heads, K KV heads, H head d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -157,6 +158,16 @@ def parameter(row: Row, sizes: Mapping[str, int]) -> Parameter:
 def head_row(config: TransformerConfig) -> Row:
     """Returns the row of the head, which a checkpoint lacks where the head is the embedding."""
     return _HEADS.get(config.family, "lm_head.weight"), "lm_head", "V D -> V D"
+
+
+def dtype(config: TransformerConfig, params: Mapping) -> np.dtype:
+    """Returns the dtype that a checkpoint is said to have, its embedding's.
+
+    Args:
+      config: of the model.
+      params: parameter tree.
+    """
+    return np.dtype(functools.reduce(lambda tree, key: tree[key], parameters(config)[0].path, params).dtype)
 
 
 def parameters(config: TransformerConfig) -> Sequence[Parameter]:

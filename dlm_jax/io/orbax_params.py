@@ -43,7 +43,7 @@ def save(
     with folders.replacing(path) as made:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((made / PARAMS).resolve(), params, save_args=checkpoints.layer_chunks(params))
-        folders.describe(made, config, np.dtype(params["embed"].dtype).name, tokenizer_from, config_from)
+        folders.describe(made, config, names.dtype(config, params).name, tokenizer_from, config_from)
 
 
 def load(

@@ -53,8 +53,7 @@ class Objective(abc.ABC):
 
     Attributes:
       name: what runs and messages call it.
-      trainable: regular expression of the parameters that it trains, which leaves all others as they are; None leaves
-        the choice to the run.
+      trains: view of a dual model whose own parameters it trains, and no others; None leaves the choice to the run.
       ids: the fields that hold special token ids, "mask_id" or "eos_id"; None in one stands for an id not known yet.
       choices: the accepted values of the fields that name a choice.
       block_size: tokens of the blocks that its models are decoded in, None where they have none.
@@ -62,7 +61,7 @@ class Objective(abc.ABC):
     """
 
     name: ClassVar[str]
-    trainable: ClassVar[str | None] = None
+    trains: ClassVar[str | None] = None
     ids: ClassVar[tuple[str, ...]] = ()
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}
     block_size: ClassVar[int | None] = None

@@ -58,7 +58,7 @@ class Orthrus(Objective):
     """
 
     name: ClassVar[str] = "orthrus"
-    trainable: ClassVar[str | None] = "attention_diffusion"
+    trains: ClassVar[str | None] = "diffusion"
     ids: ClassVar[tuple[str, ...]] = ("mask_id",)
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"anchors": ANCHORS, "distance": losses.DISTANCES}
     mask_id: int | None = None

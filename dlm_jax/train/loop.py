@@ -125,7 +125,7 @@ def fit(
 
 def _check_model(model: Any, config: TrainConfig) -> None:
     """Raises ValueError where the objective's mask token cannot be one, or would move a frozen view."""
-    if model.config.dual and config.trainable is None and config.objective.trainable is None:
+    if model.config.dual and config.trainable is None and config.objective.trains is None:
         raise ValueError(f"objective {config.objective.name!r} would train both views of a dual model; train the "
                          "autoregressive model before it is made dual, or name what to train in train.trainable")
     eos = model.config.eos_token_id

@@ -10,6 +10,7 @@ import jax
 from flax import traverse_util
 from jax import Array
 
+from dlm_jax.models.layers import VIEWS
 from dlm_jax.train.config import TrainConfig
 from dlm_jax.types import Params
 
@@ -70,9 +71,9 @@ def split(params: Params, config: TrainConfig) -> tuple[Params, Params]:
     Raises:
       ValueError: a pattern that matches nothing, or parameters that the objective leaves frozen.
     """
-    allowed = config.objective.trainable
-    if allowed is None:
+    if config.objective.trains is None:
         return partition(params, config.trainable)
+    allowed = VIEWS[config.objective.trains]
     trainable, frozen = partition(params, config.trainable or allowed)
     beyond = [path for path in traverse_util.flatten_dict(trainable, sep="/") if not re.search(allowed, path)]
     if beyond:

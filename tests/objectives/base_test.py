@@ -25,11 +25,11 @@ EVERY = [
 
 
 def test_objectives_are_found_by_name_and_say_what_they_need():
-    assert {name: (kind.name, kind.trainable, kind.ids) for name, kind in objectives.OBJECTIVES.items()} == {
+    assert {name: (kind.name, kind.trains, kind.ids) for name, kind in objectives.OBJECTIVES.items()} == {
         "autoregressive": ("autoregressive", None, ()),
         "block_diffusion": ("block_diffusion", None, ("mask_id", "eos_id")),
         "masked_diffusion": ("masked_diffusion", None, ("mask_id", "eos_id")),
-        "orthrus": ("orthrus", "attention_diffusion", ("mask_id",)),
+        "orthrus": ("orthrus", "diffusion", ("mask_id",)),
         "refusion": ("refusion", None, ("mask_id",))}
     assert [kind().block_size for kind in objectives.OBJECTIVES.values()] == [None, 32, None, 32, None]
 

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dlm_jax.decode.request import Request
-from dlm_jax.scoring import Model, Scorer
+from dlm_jax.scoring import Scorer
 from dlm_jax.types import Params
 
 
