@@ -184,6 +184,16 @@ def test_what_a_cache_saves(networks, cache):
         assert out.ledger.after_prefill()[i] == limit + (cache == "block") * ((limit - 1) // 8)
 
 
+def test_refreshes_come_after_as_many_forwards_as_asked(networks):
+    """One token a forward: of the forwards 1, 2, 3, ... every third is a full pass, the first included."""
+    rows = prompts(1, 3)
+    decoder = made(block_length=8, rule="quota", early_stop="none", cache="free", refresh_every=3)
+    out = generate(*networks["dream"], rows, decoder, max_new_tokens=LIMITS, eos_id=-1)
+    for i, limit in enumerate(LIMITS):
+        assert out.ledger.forwards["refresh"][i] == -(-limit // 3)
+        assert out.ledger.positions["refresh"][i] == -(-limit // 3) * (len(rows[i]) + limit)
+
+
 def rows_alone(networks, decoder, chosen=(0, 2), limits=LIMITS):
     """A batch of ragged rows is each row's own run in another bucket."""
     network, rows = networks["dream"], prompts(1, 3)
