@@ -184,7 +184,8 @@ def test_rows_come_and_go_beside_others():
     _, rows = runner.release(rows, [0, 3])
     rows = runner.step(rows)
     rows = runner.admit(rows, 3, PAIRS[0], max_new_tokens=LIMITS[0], seed=5, number=0)
-    out = runner.read(runner.run(rows), [1, 2, 3])
+    rows = runner.run(rows)
+    out = runner.read(rows, [1, 2, 3])
     for got, row in zip(out.tokens, (1, 2, 0)):
         np.testing.assert_array_equal(got, together.tokens[row])
     with pytest.raises(ValueError, match="pairs of prompts or plain ones"):
