@@ -63,7 +63,7 @@ def systems(options: argparse.Namespace, threshold: float) -> dict[str, tuple[An
     by_steps = dict(steps=options.steps, block_length=options.block)
     sure = dict(threshold=threshold, block_length=options.block)
     cached = lambda name, cache: (decode.fast_dllm(**by_steps, threshold=None, cache=cache), by_steps | {"cache": name})
-    guided = lambda **parts: (decode.Guided(cache=decode.guided.Free(options.block), **parts), None)
+    guided = lambda **parts: (decode.Guided(cache=decode.Free(block_length=options.block), **parts), None)
     return {
         "vanilla": (decode.llada(**by_steps), by_steps),
         "prefix cache": cached("prefix", decode.Prefix()),

@@ -124,7 +124,7 @@ def _masked(name: str, training: str = "masked", headline: bool = False, **parts
 # a frozen block of 8 keeps the keys and values its last tokens had as masks, which costs so small a model most answers:
 # `Delayed` freezes it when it is finished. Answers are short, so a guide reads all drafts of a round at once
 def _guided(name: str, guide: str, headline: bool = False, **parts) -> System:
-    decoder = decode.Guided(cache=decode.guided.Delayed(BLOCK), verify_batch_size=0, **parts)
+    decoder = decode.Guided(cache=decode.Delayed(block_length=BLOCK), verify_batch_size=0, **parts)
     return System(name=f"Masked diffusion, {name}", label=name, family="Masked diffusion", training="masked",
                   guide=guide, headline=headline, decoder=decoder)
 

@@ -15,8 +15,8 @@ from dlm_jax.decode import Autoregressive, Guided, Pair, Runner, Sampler, genera
 from dlm_jax.decode import request as requests
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.decode.guided import (
-    Aggressive, Agreed, BlockBoundary, Delayed, Exact, Free, NoCache, Prompt, Proposal, Relative, Relaxed, Sliding,
-    Speculative, Sure, TopK, reading)
+    Aggressive, Agreed, BlockBoundary, Exact, Proposal, Relative, Relaxed, Sliding, Speculative, Sure, TopK, reading)
+from dlm_jax.decode.masked import Delayed, Dual, Free, NoCache, Prompt
 from dlm_jax.decode.runner import python_loop
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
@@ -99,7 +99,8 @@ def plainly(decoder):
     word = lambda part: words.get(type(part).__name__, type(part).__name__.lower())
     rule = "one_free" if decoder.rule == Agreed(one_free=True) else word(decoder.rule)
     return dict(rule=rule, accept=word(accept), cache=word(decoder.cache), threshold=threshold,
-                verify_batch_size=decoder.verify_batch_size, **vars(accept), **vars(decoder.cache))
+                verify_batch_size=decoder.verify_batch_size, **vars(accept),
+                **{name: value for name, value in vars(decoder.cache).items() if name in ("block_length", "reach")})
 
 
 def reference(prompt, length, decoder, shift=1, eos=EOS, kind=Reference, retold=None):
@@ -123,9 +124,9 @@ CASES = {
     "none_speculative": (0, Guided(cache=NoCache(), rule=Speculative(), verify_batch_size=0)),
     "one_free": (1, Guided(cache=NoCache(), rule=Agreed(one_free=True), verify_batch_size=4)),
     "prompt": (1, Guided(accept=TopK(3), verify_batch_size=2)),
-    "free": (1, Guided(cache=Free(4), accept=Relaxed(0.7), verify_batch_size=3)),
+    "free": (1, Guided(cache=Free(block_length=4), accept=Relaxed(0.7), verify_batch_size=3)),
     "aggressive": (1, Guided(cache=Aggressive(), accept=Relative(4, 0.05))),
-    "delayed": (1, Guided(cache=Delayed(3), accept=Sure(TopK(4), 0.3))),
+    "delayed": (1, Guided(cache=Delayed(block_length=3), accept=Sure(TopK(4), 0.3))),
     "sliding_speculative": (1, Guided(cache=Sliding(5), rule=Speculative(), accept=TopK())),
     "block_boundary": (1, Guided(cache=BlockBoundary(4), accept=Relative(5, 0.1), verify_batch_size=5)),
 }
@@ -422,7 +423,7 @@ def test_what_is_committed(rule, agreed, correction, count, guided):
 
 
 def test_presets_are_the_table_and_the_released_script():
-    paper = Guided(rule=Agreed(), accept=Exact(), cache=Free(256), verify_batch_size=32)
+    paper = Guided(rule=Agreed(), accept=Exact(), cache=Free(block_length=256), verify_batch_size=32)
     assert guided.flash_dlm() == paper and guided.flash_dlm(accept=TopK(5)).accept == TopK(5)
     assert guided.flash_dlm_relaxed() == dataclasses.replace(paper, accept=Relaxed(0.5))
     released = dataclasses.replace(paper, cache=Prompt())
@@ -435,7 +436,7 @@ def test_numbers_compile_nothing():
     base = CASES["free"][1]
     generate(model, params, PAIRS, base, max_new_tokens=LIMITS)
     count = EXECUTABLES.compiled
-    for other in (base.replace(accept=Relaxed(1.0)), base.replace(cache=Free(7)),
+    for other in (base.replace(accept=Relaxed(1.0)), base.replace(cache=Free(block_length=7)),
                   base.replace(sampler=base.sampler.replace(temperature=0.5, top_k=3, top_p=0.9))):
         generate(model, params, PAIRS, other, max_new_tokens=24)
     assert EXECUTABLES.compiled == count
@@ -487,7 +488,11 @@ def test_bad_pairs_are_named():
 
 @pytest.mark.parametrize("make, message", [
     (lambda: Sliding(1), "reach = 1"),
-    (lambda: Free(0), "block_length = 0"),
+    (lambda: BlockBoundary(0), "block_length = 0"),
+    (lambda: Guided(rule="speculative"), r"rule = 'speculative': expected GuideRule, such as Agreed"),
+    (lambda: Guided(accept=TopK), "expected Acceptance, such as Exact"),
+    (lambda: Guided(cache=Dual()), "cache = Dual.*everything anew now and then"),
+    (lambda: Guided(cache=Prompt(8)), "cache = Prompt.*everything anew now and then"),
     (lambda: Guided(verify_batch_size=-1), "verify_batch_size = -1"),
     (lambda: TopK(0), "top_k = 0"),
     (lambda: Relative(2, 1.5), "share = 1.5"),

@@ -13,7 +13,8 @@ import numpy as np
 
 import dlm_jax
 from dlm_jax.decode.guided import (
-    Aggressive, Agreed, BlockBoundary, Exact, Guided, NoCache, Prompt, Relative, Sliding, Speculative, TopK, join)
+    Aggressive, Agreed, BlockBoundary, Exact, Guided, Relative, Sliding, Speculative, TopK, join)
+from dlm_jax.decode.masked import NoCache, Prompt
 from tests.oracle.masked import Folder, Outcome
 
 CACHES = {

@@ -10,7 +10,7 @@ Source: "FlashDLM", Sec. 3.2.2, Algorithm 1, C.4; its released code (flash-dlm-e
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +62,9 @@ class Proposal:
         return jnp.where(self.to_draft == self.draft[..., None], self.guide_logits, -jnp.inf)
 
 
+@runtime_checkable
 class Acceptance(Protocol):
-    """Judges every draft by itself; what is committed of them, a `Commit` decides.
+    """Judges every draft by itself; what is committed of them, a `GuideRule` decides.
 
     A frozen dataclass (`flax.struct.dataclass`) with this method; its numbers are traced.
     """

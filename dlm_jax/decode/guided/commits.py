@@ -5,7 +5,7 @@ Letters: B batch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import struct
@@ -15,7 +15,8 @@ from dlm_jax.decode.guided.acceptance import UNMAPPED
 from dlm_jax.decode.parts import Part, static
 
 
-class Commit(Protocol):
+@runtime_checkable
+class GuideRule(Protocol):
     """Decides how many drafts of a round are committed, and whether a token of the guide stands behind them."""
 
     def commits(self, agreed: Array, correction: Array) -> tuple[Array, Array]:
@@ -43,7 +44,7 @@ class Agreed(Part):
     one_free: bool = static(False)
 
     def commits(self, agreed: Array, correction: Array) -> tuple[Array, Array]:
-        """See `Commit.commits`."""
+        """See `GuideRule.commits`."""
         return jnp.maximum(agreed, 1), (agreed == 0) & (correction != UNMAPPED) & self.one_free
 
 
@@ -52,6 +53,6 @@ class Speculative(Part):
     """Commits what is agreed upon and the guide's own token behind it; where the drafter has none such, as `Agreed`."""
 
     def commits(self, agreed: Array, correction: Array) -> tuple[Array, Array]:
-        """See `Commit.commits`."""
+        """See `GuideRule.commits`."""
         guided = correction != UNMAPPED
         return jnp.where(guided, agreed + 1, jnp.maximum(agreed, 1)), guided

@@ -23,10 +23,12 @@ from dlm_jax.decode import speculative
 from dlm_jax.decode.canvas import AUTOREGRESSIVE, DRAFTED, Canvas
 from dlm_jax.decode.guided import reading
 from dlm_jax.decode.guided.acceptance import Acceptance, Exact, Sure
-from dlm_jax.decode.guided.caches import NoCache, Progress, Prompt, Window
-from dlm_jax.decode.guided.commits import Agreed, Commit, Speculative
+from dlm_jax.decode.guided.caches import widths
+from dlm_jax.decode.guided.commits import Agreed, GuideRule, Speculative
 from dlm_jax.decode.guided.model import GuidedScorer
 from dlm_jax.decode.ledger import DRAFT, GUIDE, Counts
+from dlm_jax.decode.masked.caches import CachePolicy, NoCache, Prompt
+from dlm_jax.decode.masked.drafts import Now
 from dlm_jax.decode.parts import static
 from dlm_jax.decode.protocol import Decoder, Needs, decoder, refuse_masks
 from dlm_jax.decode.queries import ask, prefill, window
@@ -57,6 +59,9 @@ class State:
     done: Array
 
 
+_EXAMPLES = {"rule": (GuideRule, Agreed()), "accept": (Acceptance, Exact()), "cache": (CachePolicy, Prompt())}
+
+
 @decoder
 class Guided(Decoder):
     """Draft by diffusion, commit what a causal guide agrees with; `decode.join` makes one model of the two.
@@ -65,23 +70,31 @@ class Guided(Decoder):
       rule: what is committed of a judged draft: `Agreed` or `Speculative`.
       accept: which drafts the guide agrees with: `Exact`, `TopK`, `Relative` (the released relaxed rule), `Relaxed`
         (the paper's), each of them within `Sure`, or one of your own.
-      cache: what the drafter computes anew: `NoCache`, `Prompt`, `Free`, `Delayed`, `Aggressive`, `Sliding` or
-        `BlockBoundary`.
+      cache: what the drafter computes anew after the first round, which computes everything: `NoCache`, `Prompt`,
+        `Free`, `Delayed`, `Aggressive`, `Sliding`, `BlockBoundary`, or one of your own.
       sampler: of the drafts.
       verify_batch_size: drafts that the guide reads in one forward; 0 reads all of them at once.
       literal_mask: whether prompts may hold the mask token; it then stays as it is.
     """
 
     needs = Needs(bidirectional=True, mask=True, masked_canvas=True, guide=True)
-    rule: Commit = Agreed()
+    rule: GuideRule = Agreed()
     accept: Acceptance = Exact()
-    cache: Window = Prompt()
+    cache: CachePolicy = Prompt()
     sampler: Sampler = Sampler()
     verify_batch_size: int = static(32, least=0)
     literal_mask: bool = static(False)
 
     def __post_init__(self):
         super().__post_init__()
+        for name, (kind, example) in _EXAMPLES.items():
+            value = getattr(self, name)
+            if isinstance(value, type) or not isinstance(value, kind):
+                raise ValueError(f"{name} = {value!r}: expected {kind.__name__}, such as {example!r}")
+        refreshes = self.cache.refresh_every
+        if self.cache.per_block or (isinstance(refreshes, int) and refreshes):
+            raise ValueError(f"cache = {self.cache!r} computes everything anew now and then, which Guided does in its "
+                             "first round alone: take Prompt(), Free() or Delayed() as they are")
         if isinstance(self.rule, Speculative) and isinstance(self.accept, Sure):
             raise ValueError("accept = Sure(...) with rule = Speculative(): the guide's token takes the place of a "
                              "draft turned down, so nothing is gained; take rule = Agreed()")
@@ -105,7 +118,7 @@ class Guided(Decoder):
             draft=jnp.zeros((B, G), jnp.int32),
             read=jnp.zeros((B, G), bool),
             length=jnp.zeros(B, jnp.int32),
-            cache=None if isinstance(self.cache, NoCache) else score.init_cache(B, request.entries),
+            cache=score.init_cache(B, request.entries) if self.cache.keeps else None,
             guide_cache=guide_cache,
             counts=Counts.zeros(B).add(GUIDE, theirs.prompt_length, active),
             done=~active,
@@ -116,7 +129,7 @@ class Guided(Decoder):
         """See `Decoder.step`: one round."""
         return self._round(score, request, state, self.cache)
 
-    def _round(self, score: GuidedScorer, request: Request, state: State, cache: Window) -> State:
+    def _round(self, score: GuidedScorer, request: Request, state: State, cache: CachePolicy) -> State:
         drafts, state = draft(score, request, state, cache)
         width = min(self.verify_batch_size or request.capacity, request.capacity)
         judge = reading.Judge(self.accept, self.rule, self.sampler, width)
@@ -127,27 +140,30 @@ class Guided(Decoder):
         return state.draft, state.read
 
 
-def draft(score: GuidedScorer, request: Request, state: State, cache: Window) -> tuple[reading.Drafts, State]:
+def draft(score: GuidedScorer, request: Request, state: State, cache: CachePolicy) -> tuple[reading.Drafts, State]:
     """Runs the drafter over its window; the state gets its cache and its forward.
 
     Args:
       score, request, state: as in `Decoder.step`.
       cache: what is computed anew.
     """
-    latest = jnp.sum(state.canvas.committed_at == state.counts.after_prefill()[:, None], axis=1, dtype=jnp.int32)
-    start, stop = cache.window(Progress(request, state.length, latest, score.shift))
-    start, widths = jnp.where(state.done, stop, start), cache.widths(request, score.shift)
+    index = jnp.broadcast_to(jnp.arange(request.capacity, dtype=jnp.int32), state.draft.shape)
+    fresh = state.canvas.committed_at == state.counts.after_prefill()[:, None]
+    now = Now(request, index >= state.length[:, None], fresh, state.length, request.max_new_tokens,
+              jnp.ones_like(state.length), block_length=1, shift=score.shift)
+    start, stop = cache.window(now)
+    start, sizes = jnp.where(state.done, stop, start), widths(cache, request, score.shift)
+    queries = window(request, state.canvas.tokens, start, stop, sizes[-1])
     # what lies beyond a sliding window is not seen
-    limit = jnp.broadcast_to(request.position(stop[:, None] - 1), (request.batch, widths[-1]))
-    queries = window(request, state.canvas.tokens, start, stop, widths[-1], limit)
-    number = state.length[:, None] + jnp.arange(request.capacity, dtype=jnp.int32)
-    hidden, kept = ask(score, request, queries, state.cache, number - score.shift - start[:, None], widths=widths)
+    queries = queries.replace(limit=jnp.broadcast_to(request.position(stop[:, None] - 1), queries.number.shape))
+    outputs = state.length[:, None] + index - score.shift - start[:, None]
+    hidden, kept = ask(score, request, queries, state.cache, outputs, widths=sizes)
     counts = state.counts.add(DRAFT, stop - start, ~state.done)
     drafts = reading.Drafts(hidden, state.length, stop - state.length, counts.after_prefill())
     return drafts, state.replace(cache=kept, counts=counts)
 
 
-def commit(request: Request, state: State, read: reading.Reading, rule: Commit) -> State:
+def commit(request: Request, state: State, read: reading.Reading, rule: GuideRule) -> State:
     """Commits what the guide agrees with.
 
     Args:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlm_jax.decode.guided.acceptance import Relative, Relaxed
-from dlm_jax.decode.guided.caches import Free, Prompt
 from dlm_jax.decode.guided.decoder import Guided
+from dlm_jax.decode.masked.caches import Free, Prompt
 
 
 def flash_dlm(**changes: Any) -> Guided:

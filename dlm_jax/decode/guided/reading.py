@@ -14,7 +14,7 @@ from jax import Array
 
 from dlm_jax.decode import sampling, speculative
 from dlm_jax.decode.guided.acceptance import UNMAPPED, Acceptance, Proposal
-from dlm_jax.decode.guided.commits import Commit
+from dlm_jax.decode.guided.commits import GuideRule
 from dlm_jax.decode.guided.model import GuidedScorer
 from dlm_jax.decode.ledger import GUIDE, Counts
 from dlm_jax.decode.queries import Queries, ask
@@ -45,7 +45,7 @@ class Judge:
     """The parts of `Guided` that judge, and W, static."""
 
     accept: Acceptance
-    rule: Commit
+    rule: GuideRule
     sampler: Sampler
     width: int = struct.field(pytree_node=False)
 
@@ -58,7 +58,7 @@ class Reading:
       chunk: () int32 chunks read.
       alive: (B,) bool rows whose every draft was accepted so far, and that have more.
       agreed: (B,) int32 drafts accepted in a row.
-      correction: (B,) int32 see `Commit.commits`.
+      correction: (B,) int32 see `GuideRule.commits`.
       last: (B,) int32 token before the next draft, in the guide's ids.
       draft: (B, G) int32 drafts by number.
       read: (B, G) bool those that were read.
