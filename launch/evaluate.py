@@ -16,9 +16,11 @@ Examples:
     python -m launch.evaluate --model runs/orthrus/model --data rows.jsonl --decoder orthrus --check-lossless \\
         --out runs/scores/orthrus
 
-Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
-answers end in "#### x" they are scored by x, otherwise by their whole text. DIR gets results.json (accuracy, forwards
-by kind, tokens a forward and a second), answers.jsonl (every answer beside its reference) and report.html.
+Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]} of a JSONL, JSON, Parquet, Arrow or CSV
+file, a directory, or the hub (--data openai/gsm8k:main:test). Where every reference has a final result (behind ####,
+boxed, after "the answer is", or all there is) answers are scored by theirs, which --extract says how to find, otherwise
+by their whole text. DIR gets results.json (accuracy, what found how many results, forwards by kind, tokens a forward
+and a second), answers.jsonl (every answer beside its reference) and report.html.
 `python -m launch.decode --list` prints the decoders and what --set reaches. Exit codes: 0 done, 1 a decoder that
 --check-lossless finds at fault, 2 bad input.
 """
@@ -36,6 +38,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dlm_jax.evals import extractors
 from launch import cli, decoders
 
 FILES = ("results.json", "answers.jsonl", "report.html")
@@ -44,13 +47,16 @@ FILES = ("results.json", "answers.jsonl", "report.html")
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     p = cli.parser("python -m launch.evaluate", __doc__)
-    p.add_argument("--data", metavar="FILE", type=Path, required=True,
-                   help="questions and their answers (.jsonl, .json)")
+    p.add_argument("--data", metavar="ROWS", type=Path, required=True,
+                   help="questions and their answers: a file, a directory, or a hub id")
     p.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory for what is found")
     decoders.add_options(p, batch_size=32)
     p.add_argument("--limit", type=int, metavar="N", help="ask the first N questions only")
     p.add_argument("--timed", type=int, default=8, metavar="N",
                    help="questions decoded again, three times and one by one, to time an answer (default: %(default)s)")
+    p.add_argument("--extract", nargs="+", metavar="NAME", default=extractors.DEFAULT,
+                   help=f"where to seek an answer's final result, in order; of {', '.join(extractors.EXTRACTORS)} "
+                   "(default: all of them in this order)")
     p.add_argument("--check-lossless", action="store_true",
                    help="compare every answer with plain autoregressive decoding (--decoder orthrus)")
     return p
@@ -76,12 +82,13 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out {options.out} exists already; give a new directory")
+    extractors.check(options.extract)
     rows = sources.read_rows(options.data)[:options.limit]
     subject = decoders.load(options)
 
     from dlm_jax.evals import runner, tasks
 
-    task = tasks.task_of(options.data.name, rows)
+    task = tasks.task_of(options.data.name, rows, options.extract)
     ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(rows)),
                encode=subject.encode)
     asked = (chosen.decoder, subject.model, subject.params, subject.tokenizer, task)

@@ -108,6 +108,7 @@ def test_chat_arguments_reach_every_question(folder, data, tmp_path, monkeypatch
     (["--check-lossless"], "--check-lossless: --decoder autoregressive makes no such claim"),
     (["--data", "none.jsonl"], "no such file"), (["--decoder", "telepathy"], "telepathy"),
     (["--set", "temperature=-1"], "temperature"), (["--limit", "0"], "--limit 0"),
+    (["--extract", "oracle"], "extractors ['oracle']: expected some of ['hash', 'boxed'"),
     (["--model", "nowhere/at/all"], "nowhere"), (["--max-new-tokens", "4096"], "max_position_embeddings")])
 def test_bad_input_ends_with_2_and_the_reason(folder, data, tmp_path, capsys, change, reason):
     defaults = ["--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
