@@ -7,7 +7,10 @@ import pytest
 
 from dlm_jax.decode import ReFusion, Sampler, generate, sampling
 from dlm_jax.decode import request as requests
+from dlm_jax.decode.ledger import Counts
+from dlm_jax.decode.refusion import decoder as refusion
 from dlm_jax.decode.refusion import rules
+from dlm_jax.decode.refusion.forward import Read
 from dlm_jax.scoring import Pass
 from tests.decode.decode_test import MASK, V, peaked, prompts
 from tests.decode.refusion_reference import Reference
@@ -15,7 +18,7 @@ from tests.decode.refusion_reference import Reference
 CASES = [
     dict(k=4, block=16, slot_threshold=0.25, token_threshold=0.15),
     dict(k=4, block=16, slot_threshold=0.15, token_threshold=0.05),
-    dict(k=4, block=16, slot_threshold=0.05, token_threshold=0.3),  # most first tokens are chosen and not accepted
+    dict(k=4, block=16, slot_threshold=0.05, token_threshold=0.3),
     dict(k=2, block=8, slot_threshold=0.3, token_threshold=0.3),
     dict(k=2, block=8, slot_threshold=0.1, token_threshold=0.35),
     dict(k=8, block=8, slot_threshold=0.3, token_threshold=0.1),
@@ -104,6 +107,20 @@ def test_whole_block_as_one_slot_infills_left_to_right(sampler):
     assert out.ledger.totals() == {"prefill": 3, "denoise": 3, "decode": 21}
     assert {kind: n.tolist() for kind, n in out.ledger.positions.items() if n.any()} == {
         "prefill": length.tolist(), "denoise": [8] * 3, "decode": [7] * 3}
+
+
+@pytest.mark.parametrize("slot, token, chosen, accepted", [
+    (0.2, 0.5, [True, True], [False, True]), (0.8, 0.2, [False, True], [True, True]),
+    (0.5, None, [False, True], [False, True]), (0.2, None, [True, True], [True, True])])
+def test_first_tokens_are_judged_by_the_token_threshold(monkeypatch, slot, token, chosen, accepted):
+    sure = jnp.array([[[0.3, 0.9], [0.6, 0.9]]])
+    read = Read(token=jnp.full((1, 2, 2), 5), confidence=sure, of_draft=sure, slot_token=jnp.full((1, 2), 5))
+    monkeypatch.setattr(refusion, "prefill", lambda score, request: (None, None, Counts.zeros(1)))
+    monkeypatch.setattr(refusion.forward, "run", lambda score, request, state, *_, **__: (read, state))
+    request = requests.make([[3]], max_new_tokens=4, capacity=4, mask_id=MASK)
+    decoder = ReFusion(slot_size=2, block_length=4, slot_threshold=slot, token_threshold=token)
+    state = jax.jit(lambda: decoder.step(None, request, decoder.init(None, request)))()
+    assert (state.slot_chosen.tolist(), state.slot_first_accepted.tolist()) == ([chosen], [accepted])
 
 
 def test_sampled_drafts_differ_by_seed_and_repeat_by_seed():
