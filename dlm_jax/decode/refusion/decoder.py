@@ -34,7 +34,7 @@ class ReFusion(Decoder):
     """Plan-and-infill decoding over slots.
 
     Attributes:
-      slot_size: k, tokens of a slot.
+      slot_size: k, tokens of a slot (Figure 4).
       block_length: b, tokens decoded before the next block opens; a multiple of k (C.4).
       slot_threshold: tau for choosing slots, strictly exceeded; the best slot is chosen if none passes.
       token_threshold: tau for accepting drafted tokens; None takes `slot_threshold`, as the paper does.
@@ -54,7 +54,7 @@ class ReFusion(Decoder):
     """
 
     needs = Needs(bidirectional=False, mask=True, masked_canvas=True)
-    slot_size: int = static(8, least=2)
+    slot_size: int = static(16, least=2)
     block_length: int = static(32, least=2)
     slot_threshold: float = number(0.6, most=1.0)
     token_threshold: float | None = number(None, most=1.0)
