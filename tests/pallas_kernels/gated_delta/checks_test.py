@@ -61,6 +61,12 @@ def test_kernels_refuse_a_wide_array_by_name(x64, name):
         two_stream_gated_delta(stream(width=64), wide, backend="tpu")
 
 
+def test_products_follow_the_dtype_of_v():
+    program = lambda precision: str(jax.make_jaxpr(
+        lambda s: two_stream_gated_delta(s, precision=precision).out)(stream(dtype=jnp.bfloat16)))
+    assert program(None) == program("bfloat16") != program("float32")
+
+
 @pytest.mark.parametrize("tokens", [1, 20, 40, 100])
 def test_gpu_kernels_take_any_number_of_tokens(tokens):
     """Short inputs get short chunks, which stay powers of two."""
