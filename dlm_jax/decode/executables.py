@@ -40,20 +40,20 @@ def provisional(model, decoder, state):
     return decoder.provisional(state)
 
 
-def insert(model, rows, row, one):
-    """Returns a (request, state) batch with a batch of one in place of a row."""
+def insert(model, request, state, row, one):
+    """Returns request and state of a batch with those of a batch of one in place of a row."""
     del model
-    batch = rows[0].batch
+    batch = request.batch
 
     def put(mine, theirs):
         if isinstance(mine, Cache):  # guidance keeps several copies of a row, a batch apart
             return mine.insert(row + batch * jnp.arange(mine.batch // batch), theirs)
         return mine.at[row].set(theirs[0]) if mine.ndim else mine
 
-    return jax.tree.map(put, rows, one, is_leaf=lambda x: isinstance(x, Cache))
+    return jax.tree.map(put, (request, state), one, is_leaf=lambda x: isinstance(x, Cache))
 
 
-DONATED = {init: (), step: (3,), loop: (3,), provisional: (), insert: (0,)}  # arguments whose memory is reused
+DONATED = {init: (), step: (3,), loop: (3,), provisional: (), insert: (1,)}  # arguments whose memory is reused
 
 
 def jitted(function: Callable, model: Any) -> Any:
@@ -111,15 +111,22 @@ class Executables:
             if found is not None:
                 return found, 0.0
             start = time.perf_counter()
-            with self._lock:
-                while len(self._kept) >= self.most:  # before the new one needs its memory
-                    self._kept.pop(next(iter(self._kept)))
-            made = jitted(function, model).lower(*arguments).compile()
-            with self._lock:
-                self.compiled += 1
-                self._kept[key] = made
-                self._compiling.pop(key, None)
+            try:
+                self._evict()  # before the new one needs its memory
+                made = jitted(function, model).lower(*arguments).compile()
+                self._evict()  # other threads may have compiled meanwhile
+                with self._lock:
+                    self.compiled += 1
+                    self._kept[key] = made
+            finally:
+                with self._lock:
+                    self._compiling.pop(key, None)
             return made, time.perf_counter() - start
+
+    def _evict(self) -> None:
+        with self._lock:
+            while len(self._kept) >= self.most:
+                self._kept.pop(next(iter(self._kept)))
 
     def _find(self, key: Any) -> Any:
         with self._lock:

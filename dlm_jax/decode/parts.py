@@ -15,6 +15,7 @@ import numpy as np
 from flax import struct
 
 _KINDS = {float: np.float32, int: np.int32, bool: np.bool_}
+_WRITTEN = (bool, int, float, complex, str, tuple, list, dict, np.generic, type(None))  # what people write
 
 
 def static(default: Any = dataclasses.MISSING, least: int | None = None) -> Any:
@@ -63,15 +64,50 @@ def traced(part: Any, name: str = "") -> Any:
         value, label = getattr(part, field.name), f"{name}{field.name}"
         if not field.metadata.get("pytree_node", True) or (value is None and field.default is None):
             continue
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not jax.tree_util.all_leaves([value]):
             changes[field.name] = traced(value, f"{label}.")
             continue
-        kind = _KINDS.get(field.metadata.get("kind", type(value)))
+        if not isinstance(value, (*_WRITTEN, np.ndarray, jax.Array)):
+            raise ValueError(f"{label} = {value!r}: put @flax.struct.dataclass above class {type(value).__name__}, "
+                             "even where its base has one")
+        usual = type(value) if type(field.default) not in _KINDS else type(field.default)  # Rule(1) is Rule(1.0)
+        kind = _KINDS.get(field.metadata.get("kind", usual))
         if kind is None and not isinstance(value, (np.generic, np.ndarray, jax.Array)):
             raise ValueError(f"{label} = {value!r} of {type(part).__name__} is no number: mark the field as compiled "
                              f"in, as in {field.name}: {type(value).__name__} = decode.static({value!r})")
         changes[field.name] = np.asarray(value, kind)  # of numpy: it travels with the call, a transfer each costs more
     return part.replace(**changes)
+
+
+def check_kinds(part: Any, examples: dict[str, tuple[type, Any]]) -> None:
+    """Raises ValueError unless fields hold parts of their kinds.
+
+    Args:
+      part: a decoder.
+      examples: field -> (kind, an example of it).
+    """
+    for name, (kind, example) in examples.items():
+        value = getattr(part, name)
+        if isinstance(value, type) or not isinstance(value, kind):
+            raise ValueError(f"{name} = {value!r}: expected a {kind.__name__}, such as {example!r}")
+
+
+def shaped(part: Any, method: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """Returns what a part's method returned, once it has the shape that it must have.
+
+    Args:
+      part: named in the message.
+      method: its name.
+      value: an array.
+      shape: expected.
+
+    Raises:
+      ValueError: another shape.
+    """
+    if np.shape(value) != shape:
+        raise ValueError(
+            f"{type(part).__name__}.{method} returned an array of shape {np.shape(value)}: expected {shape}")
+    return value
 
 
 def check_number(name: str, value: float, least: float, most: float = math.inf, kind: type = float) -> None:
@@ -83,10 +119,11 @@ def check_number(name: str, value: float, least: float, most: float = math.inf, 
       least, most: accepted range.
       kind: float or int.
     """
-    if not isinstance(value, (bool, int, float, complex, str, tuple, list, dict, np.generic, type(None))):
+    if not isinstance(value, _WRITTEN):
         return
     fits = isinstance(value, (int, np.integer)) or (kind is float and isinstance(value, (float, np.floating)))
     if not fits or isinstance(value, bool) or not least <= value <= most or value == math.inf:  # NaN: false
         upper = " and finite" if most == math.inf else f" and at most {most}"
+        upper = "" if kind is int and most == math.inf else upper
         raise ValueError(f"{name} = {value!r}: expected {'an int' if kind is int else 'a number'} of at least "
                          f"{least}{upper}")

@@ -117,7 +117,7 @@ def decoder(cls: type) -> type:
     def __init__(self, **fields):
         short = {name: fields.pop(name) for name in _SHORT if name in fields}
         if short:
-            fields["sampler"] = dataclasses.replace(fields.get("sampler", Sampler()), **short)
+            fields["sampler"] = dataclasses.replace(fields.get("sampler", made.sampler), **short)
         plain(self, **fields)
 
     made.__init__ = __init__

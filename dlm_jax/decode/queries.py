@@ -137,6 +137,8 @@ def _visibility(queries: Queries, keys: Keys, entry: Array, cached: bool) -> vis
     own = lambda x: x if cached or x is None else cut(jnp.take_along_axis(x, entry, axis=1))
     rank, group, order = own(keys.rank), own(keys.group), own(keys.order)
     floor = jnp.zeros_like(queries.limit)
+    if queries.group is None and group is not None:
+        raise ValueError("keys have groups and queries have none: give Queries(group=...), -1 where there is none")
     if queries.group is None:
         return vis.by_rank(floor, cut(queries.limit), rank)
     return vis.Visibility(

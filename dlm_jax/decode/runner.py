@@ -43,8 +43,8 @@ class Rows:
 class Runner:
     """Owns the executables of a model, its parameters and a decoder, and the loops over them.
 
-    Rows are values: every method returns new ones and may reuse the memory of those it was given. A row's answer
-    depends neither on the other rows nor on when they come and go.
+    Every method returns new rows; those given to `step`, `run` and `admit` are used up, their memory is the new ones'.
+    A row's answer depends neither on the other rows nor on when they come and go.
 
     Attributes:
       compile_seconds: spent compiling so far.
@@ -164,7 +164,7 @@ class Runner:
 
         Args:
           rows: the batch; its EOS and mask hold for the newcomer too.
-          row: its place in the batch.
+          row: its place in the batch; what is there and was not released is lost.
           prompt: token ids, or a pair where the batch was started with pairs.
           max_new_tokens: tokens to generate at most.
           seed, number: the row draws as prompt `number` of `generate(..., seed=seed)` does.
@@ -193,7 +193,7 @@ class Runner:
                             mask_id=none(old.mask_id), seed=seed, first_row=number, guide_prompts=theirs,
                             prompt_capacity=old.prompt_capacity, guide_capacity=room)
         fresh = self.start(one)
-        return Rows(*self._call(executables.insert, (old, rows.state), np.int32(row), (one, fresh.state)))
+        return Rows(*self._call(executables.insert, old, rows.state, np.int32(row), (one, fresh.state)))
 
     def release(self, rows: Rows, chosen: Sequence[int]) -> tuple[Generation, Rows]:
         """Reads the answers of some rows and empties their places.
@@ -205,10 +205,7 @@ class Runner:
         Returns:
           The answers so far, without times, and the batch.
         """
-        chosen = np.asarray(chosen, np.int32)
-        if chosen.size and not (0 <= chosen.min() and chosen.max() < rows.request.batch):
-            raise ValueError(f"rows = {chosen.tolist()}: the batch has rows 0 to {rows.request.batch - 1}")
-        answers = self.read(rows, chosen)
+        answers, chosen = self.read(rows, chosen), np.asarray(chosen, np.int32)
         request = rows.request.replace(max_new_tokens=rows.request.max_new_tokens.at[chosen].set(0))
         return answers, Rows(request, rows.state.replace(done=rows.state.done.at[chosen].set(True)))
 
@@ -219,8 +216,14 @@ class Runner:
           rows: the batch.
           chosen: rows.
           width: tokens of the canvas that are read; None for the longest of those rows.
+
+        Raises:
+          ValueError: a row that is not there.
         """
-        return read(rows.request, rows.state.canvas, rows.state.counts, np.asarray(chosen, np.int32), width)
+        chosen = np.asarray(chosen, np.int32)
+        if chosen.size and not (0 <= chosen.min() and chosen.max() < rows.request.batch):
+            raise ValueError(f"rows = {chosen.tolist()}: the batch has rows 0 to {rows.request.batch - 1}")
+        return read(rows.request, rows.state.canvas, rows.state.counts, chosen, width)
 
 
 def check_prompt(name: str, prompt: Sequence[int], vocab_size: int) -> None:

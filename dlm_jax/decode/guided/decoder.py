@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from dlm_jax.decode import speculative
+from dlm_jax.decode import parts, speculative
 from dlm_jax.decode.canvas import AUTOREGRESSIVE, DRAFTED, Canvas
 from dlm_jax.decode.guided import reading
 from dlm_jax.decode.guided.acceptance import Acceptance, Exact, Sure
@@ -87,10 +87,7 @@ class Guided(Decoder):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, (kind, example) in _EXAMPLES.items():
-            value = getattr(self, name)
-            if isinstance(value, type) or not isinstance(value, kind):
-                raise ValueError(f"{name} = {value!r}: expected {kind.__name__}, such as {example!r}")
+        parts.check_kinds(self, _EXAMPLES)
         refreshes = self.cache.refresh_every
         if self.cache.per_block or (isinstance(refreshes, int) and refreshes):
             raise ValueError(f"cache = {self.cache!r} computes everything anew now and then, which Guided does in its "
@@ -152,6 +149,9 @@ def draft(score: GuidedScorer, request: Request, state: State, cache: CachePolic
     now = Now(request, index >= state.length[:, None], fresh, state.length, request.max_new_tokens,
               jnp.ones_like(state.length), block_length=1, shift=score.shift)
     start, stop = cache.window(now)
+    useless = (start > state.length) | (stop <= state.length)  # nothing would be drafted
+    start = jnp.where(useless, now.first, jnp.maximum(start, now.first))
+    stop = jnp.where(useless, now.stop, jnp.minimum(stop, now.stop))
     start, sizes = jnp.where(state.done, stop, start), widths(cache, request, score.shift)
     queries = window(request, state.canvas.tokens, start, stop, sizes[-1])
     # what lies beyond a sliding window is not seen
@@ -174,6 +174,7 @@ def commit(request: Request, state: State, read: reading.Reading, rule: GuideRul
     """
     index = jnp.broadcast_to(jnp.arange(request.capacity, dtype=jnp.int32), read.draft.shape)
     count, guided = rule.commits(read.agreed, read.correction)
+    count = jnp.clip(count, 1, jnp.maximum(jnp.sum(read.read, axis=1), 1))  # what was read, and something always
     behind = guided[:, None] & (index == (state.length + read.agreed)[:, None])
     tokens = jnp.where(behind, read.correction[:, None], read.draft)
     fresh = (index >= state.length[:, None]) & (index < (state.length + count)[:, None]) & ~state.done[:, None]

@@ -26,7 +26,7 @@ Span = tuple[Array, Array]  # (B,) numbers of a window's first token and behind 
 class CachePolicy(Protocol):
     """Chooses windows; subclass it, make it a `flax.struct.dataclass`, and write `window`.
 
-    The first forward of a row computes everything, and so does one after a window that held no token to decode.
+    The first forward of a row computes everything, and so does one whose window would predict no token to come.
     """
 
     keeps: ClassVar[bool] = True  # whether there is a cache at all
@@ -40,7 +40,7 @@ class CachePolicy(Protocol):
         raise NotImplementedError(f"{type(self).__name__} has no window(now)")
 
     def refresh(self, now: Now) -> Span:
-        """Returns the window of a refresh: everything."""
+        """Returns the window of a refresh: everything, but where `block_causal`."""
         return now.first, now.stop
 
     def limit(self, request: Request, number: Array, block_length: int) -> Array:

@@ -37,7 +37,7 @@ class CommitRule(Protocol):
 
     def patience(self, clock: Clock) -> Array | int:
         """Returns the (B,) steps of a block that may pass without a commit."""
-        return clock.block_length
+        return clock.block_tokens
 
     def check(self, confidence: Confidence) -> None:
         """Raises ValueError for a confidence that the rule cannot work with."""
@@ -66,7 +66,7 @@ class _Planned(Part, CommitRule):
 
     def patience(self, clock: Clock) -> Array | int:
         """See `CommitRule.patience`."""
-        return jnp.maximum(clock.plan(self.steps)[0], clock.block_length)
+        return jnp.maximum(clock.plan(self.steps)[0], clock.block_tokens)
 
     def check_limit(self, tokens: int, block_length: int) -> None:
         """See `CommitRule.check_limit`."""

@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from dlm_jax.decode import sampling
+from dlm_jax.decode import parts, sampling
 from dlm_jax.decode.canvas import DRAFTED, Canvas, scatter
 from dlm_jax.decode.ledger import DENOISE, PREFILL, REFRESH, Counts
 from dlm_jax.decode.masked import stops
@@ -105,15 +105,14 @@ class MaskedDiffusion(Decoder):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, (kind, example) in _EXAMPLES.items():
-            value = getattr(self, name)
-            if isinstance(value, type) or not isinstance(value, kind):
-                raise ValueError(f"{name} = {value!r}: expected a {kind.__name__}, such as {example!r}")
+        parts.check_kinds(self, _EXAMPLES)
         self.commit.check(self.confidence)
         one_block = self.schedule.block_length(1 << 30) == 1 << 30
         for wrong, why in (
             (self.cache.by_block and one_block,
              f"cache = {self.cache!r} works block by block: take schedule=Blocks(...), or cache=Prompt()"),
+            (self.stop.by_block and one_block,
+             f"stop = {self.stop!r} ends an answer after a block and the schedule has one: take Fill() or Never()"),
             (self.schedule.several and self.commit.timed,
              f"commit = {self.commit!r} plans the steps of one block, several may be open: take Threshold or Factor"),
             (self.schedule.several and self.cache.block_causal,
@@ -197,7 +196,7 @@ class MaskedDiffusion(Decoder):
         return State(
             canvas=canvas, draft=draft, late=late, opened=now.opened,
             step=jnp.where(moved, 0, jnp.where(drafting, taken, state.step)), age=jnp.where(due, 1, state.age + 1),
-            due=(moved & self.cache.per_block) | (drafting & ~jnp.any(drafts.eligible, axis=1)),
+            due=moved & self.cache.per_block,
             done=state.done | ~jnp.any(board.masked, axis=1) | self.stop.ends(board, finished),
             cache=cache, counts=counts)
 
@@ -205,15 +204,21 @@ class MaskedDiffusion(Decoder):
         L, board = self._length(request.capacity), stops.board(request, state.canvas)
         block = _first(board.masked) // L  # the first unfinished one
         ended = jnp.any(board.eos, axis=1) & self.stop.fills
-        opened = self.schedule.opened(jnp.maximum(state.opened, block + 1), board.masked, board.tokens, ended)
+        opened = self.schedule.opened(jnp.maximum(state.opened, block + 1), board.masked, board.length, ended)
         fresh = state.canvas.committed_at == state.counts.after_prefill()[:, None]
-        return Now(request, board.masked, fresh, block * L, jnp.minimum(opened * L, board.tokens), opened, L,
+        return Now(request, board.masked, fresh, block * L, jnp.minimum(opened * L, board.length), opened, L,
                    score.shift)
 
     def _span(self, now: Now, due: Array) -> tuple[Array, Array]:
-        """Returns the (B,) numbers where the next forward's window begins and ends."""
-        start, stop = (jnp.where(due, full, part) for full, part in zip(
-            self.cache.refresh(now), self.cache.window(now), strict=True))
+        """Returns the (B,) numbers where the next forward's window begins and ends; one that would predict nothing is
+        not taken, so that no policy can keep a row waiting."""
+        first = _first(now.masked) - now.shift
+        start, stop = (parts.shaped(self.cache, "window", edge, due.shape) for edge in self.cache.window(now))
+        open_blocks = (now.predicting(now.begin), now.end) if self.cache.block_causal else (now.first, now.stop)
+        useful = (start <= first) & (first < stop)
+        start, stop = (jnp.where(useful, edge, other) for edge, other in zip((start, stop), open_blocks))
+        if self.cache.keeps:
+            start, stop = (jnp.where(due, edge, other) for edge, other in zip(self.cache.refresh(now), (start, stop)))
         return jnp.maximum(start, now.first), jnp.minimum(stop, now.stop)
 
     def widths(self, request: Request, shift: int) -> tuple[int, ...]:
@@ -257,12 +262,14 @@ class MaskedDiffusion(Decoder):
         eligible = ((at(now.masked) & (number < now.end[:, None])) | at(state.late)) & computed
         drafts = Drafts(self.sampler.draw(answers, draws), logits, eligible, number, ties, self.sampler,
                         self.confidence)
-        sure = self.confidence.of(drafts)
+        sure = parts.shaped(self.confidence, "of", self.confidence.of(drafts), number.shape)
+        sure = jnp.where(eligible, sure, -jnp.inf)
         return drafts.replace(confidence=sure, order=sure)
 
     def _chosen(self, drafts: Drafts, clock: Clock, now: Now) -> Array:
         """Returns the (B, C) candidates to commit: those of the rule, and one where it has waited for too long."""
-        chosen = self.commit.choose(drafts, clock) & drafts.eligible
+        chosen = parts.shaped(self.commit, "choose", self.commit.choose(drafts, clock), drafts.eligible.shape)
+        chosen &= drafts.eligible
         idle = (clock.step >= self.commit.patience(clock)) & ~jnp.any(chosen, axis=1)
         chosen |= idle[:, None] & drafts.surest(1)
         if self.schedule.several:
@@ -274,7 +281,7 @@ class MaskedDiffusion(Decoder):
         committed_at = jnp.where(state.late, state.canvas.committed_at, canvas.committed_at)
         canvas = canvas.replace(committed_at=committed_at)
         board = stops.board(request, canvas)
-        rest = self.stop.fill(board) & live[:, None]
+        rest = parts.shaped(self.stop, "fill", self.stop.fill(board), board.masked.shape) & live[:, None]
         fresh = rest & board.masked
         return canvas.replace(
             tokens=jnp.where(rest, request.eos_id, canvas.tokens),

@@ -23,7 +23,7 @@ class Now:
       request: the batch.
       masked: (B, G) bool tokens still to come.
       fresh: (B, G) bool tokens that the last forward committed.
-      begin, end: (B,) int32 numbers of the first open token and behind the last.
+      begin, end: (B,) int32 numbers of the open blocks' first token, committed or not, and behind their last.
       opened: (B,) int32 blocks open, the finished ones included.
       block_length: tokens of a block, static.
       shift: the model's outputs at number n predict the token n + shift; static.
@@ -100,7 +100,7 @@ class Drafts:
       keys: (B, C) PRNG keys.
       sampler: that drew the drafts.
       measure: the confidence asked for.
-      confidence: (B, C) float32 its verdicts, the larger the surer.
+      confidence: (B, C) float32 its verdicts, the larger the surer; -inf where nothing is eligible.
       order: (B, C) float32 by which the surest are found: the confidence, unless a rule disturbs it.
     """
 

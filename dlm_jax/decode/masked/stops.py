@@ -23,12 +23,12 @@ class Board:
     Attributes:
       masked: (B, G) bool tokens still to come.
       eos: (B, G) bool committed EOS.
-      tokens: (B,) int32 answer length.
+      length: (B,) int32 tokens of the answer.
     """
 
     masked: Array
     eos: Array
-    tokens: Array
+    length: Array
 
     @property
     def index(self) -> Array:
@@ -38,7 +38,7 @@ class Board:
     @property
     def behind(self) -> Array:
         """(B, G) bool tokens of the answer behind its first committed EOS."""
-        return (self.index < self.tokens[:, None]) & (jnp.cumsum(self.eos, axis=1) - self.eos > 0)
+        return (self.index < self.length[:, None]) & (jnp.cumsum(self.eos, axis=1) - self.eos > 0)
 
 
 def board(request: Request, canvas: Canvas) -> Board:
@@ -53,6 +53,7 @@ class Stop(Protocol):
     """Ends answers; subclass it, make it a `flax.struct.dataclass`, and write `fill`."""
 
     late: ClassVar[bool] = False  # whether filled tokens stay candidates of one more forward
+    by_block: ClassVar[bool] = False  # whether it is made for answers of several blocks
     fills: ClassVar[bool] = False  # whether an EOS fills all behind it, so that no further block need open
 
     def fill(self, board: Board) -> Array:
@@ -116,7 +117,7 @@ class Run(Part, Stop):
         left, index = board.masked, board.index
         first = jnp.argmax(left, axis=1)[:, None]  # tokens before the first mask, where there is one
         tail = (index < first) & (index >= first - self.length)
-        outside = (index < first) | (index >= board.tokens[:, None])
+        outside = (index < first) | (index >= board.length[:, None])
         over = jnp.all(left | outside, axis=1, keepdims=True) & (first >= self.length)
         return left & over & jnp.all(board.eos | ~tail, axis=1, keepdims=True)
 
@@ -124,6 +125,8 @@ class Run(Part, Stop):
 @struct.dataclass
 class AfterBlock(Stop):
     """Nothing after the block that holds an EOS is decoded (block diffusion)."""
+
+    by_block = True
 
     def fill(self, board: Board) -> Array:
         """See `Stop.fill`."""
