@@ -7,6 +7,7 @@ import pytest
 
 from dlm_jax import decode
 from dlm_jax.decode import MaskedDiffusion, Runner, generate, stream
+from dlm_jax.decode import parts as decode_parts
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.decode.runner import python_loop
 from tests.decode.masked_test import LIMITS, MASK, peaked, prompts
@@ -158,3 +159,50 @@ class Named(decode.CommitRule):
 def test_a_text_among_the_numbers_is_named(network):
     with pytest.raises(ValueError, match=r"commit.name = 'mine' of Named is no number: .*decode.static\('mine'\)"):
         generate(*network, [[2]], MaskedDiffusion(commit=Named()), max_new_tokens=4)
+
+
+@flax.struct.dataclass
+class Flat(decode.CommitRule):
+    """A rule that answers for rows instead of candidates."""
+
+    def choose(self, drafts, clock):
+        return clock.step == 0
+
+
+@flax.struct.dataclass
+class FlatStop(decode.Stop):
+    """A stop that answers for rows instead of tokens."""
+
+    def fill(self, board):
+        return board.length > 0
+
+
+class Bare(decode.CommitRule):
+    """A rule that nobody decorated."""
+
+    def choose(self, drafts, clock):
+        return drafts.eligible
+
+
+@pytest.mark.parametrize("parts, message", [
+    (dict(commit=Flat()), r"Flat.choose returned an array of shape \(1,\): expected \(1, 16\)"),
+    (dict(stop=FlatStop()), r"FlatStop.fill returned an array of shape \(1,\): expected \(1, 16\)"),
+    (dict(commit=Bare()), "put @flax.struct.dataclass above class Bare"),
+])
+def test_parts_that_are_not_as_agreed_are_named(network, parts, message):
+    with pytest.raises(ValueError, match=message):
+        generate(*network, [[2]], MaskedDiffusion(**parts), max_new_tokens=4)
+
+
+def test_whole_numbers_serve_where_a_part_has_a_fraction():
+    dtypes = [decode_parts.traced(EveryOther(bar)).bar.dtype for bar in (1, 1.0)]
+    assert dtypes == [np.float32, np.float32]
+
+
+def test_the_short_spelling_keeps_the_rest_of_a_decoders_own_sampler():
+    @decode.decoder
+    class Mine(decode.Decoder):
+        sampler: decode.Sampler = decode.Sampler(top_p=0.9)
+
+    assert Mine(temperature=0.7).sampler == decode.Sampler(temperature=0.7, top_p=0.9)
+    assert Mine(sampler=decode.Sampler(top_k=3), temperature=0.7).sampler == decode.Sampler(temperature=0.7, top_k=3)

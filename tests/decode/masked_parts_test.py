@@ -138,6 +138,7 @@ def test_noise_disturbs_the_order_by_its_temperature():
     (lambda: MaskedDiffusion(commit=decode.Noisy(decode.Factor(), 0.1), confidence=decode.Entropy()), "bounds prob"),
     (lambda: MaskedDiffusion(confidence=decode.Random()), "commits at random"),
     (lambda: MaskedDiffusion(confidence=decode.Tempered(decode.Random())), "commits at random"),
+    (lambda: MaskedDiffusion(schedule=decode.Whole(), stop=decode.AfterBlock()), "ends an answer after a block"),
     (lambda: decode.Blocks(2.5), "length = 2.5"),
     (lambda: decode.Blocks(0), "length = 0"),
     (lambda: MaskedDiffusion(commit=decode.Threshold(0.0)), "threshold = 0.0"),
