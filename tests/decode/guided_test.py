@@ -16,7 +16,8 @@ from dlm_jax.decode import request as requests
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.decode.guided import (
     Aggressive, Agreed, BlockBoundary, Exact, Proposal, Relative, Relaxed, Sliding, Speculative, Sure, TopK, reading)
-from dlm_jax.decode.masked import Delayed, Dual, Free, NoCache, Prompt
+from dlm_jax.decode.masked import CachePolicy, Delayed, Dual, Free, NoCache, Prompt
+from dlm_jax.decode.parts import static
 from dlm_jax.decode.runner import python_loop
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
@@ -230,6 +231,24 @@ def test_the_temperature_reaches_the_drafts():
     assert np.abs(seen - softmax(logits / temperature)).max() < 0.07
     for other in (temperature / 2, 3 * temperature):  # what the test can tell apart
         assert np.abs(softmax(logits / other) - softmax(logits / temperature)).max() > 0.12
+
+
+@struct.dataclass
+class Beyond(CachePolicy):
+    """A window of the user's that reaches beyond the row on both sides, or holds nothing to draft."""
+
+    blind: bool = static(False)
+
+    def window(self, now):
+        return (now.first, now.first + 1) if self.blind else (now.first - 9, now.stop + 9)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_windows_of_users_are_cut_to_the_row_and_hold_what_is_drafted(blind):
+    run = lambda cache: generate(*pair(), PROMPTS[:2], Guided(cache=cache), max_new_tokens=LIMITS[:2])
+    ours, plain = run(Beyond(blind=blind)), run(NoCache())
+    np.testing.assert_array_equal(ours.canvas, plain.canvas)
+    np.testing.assert_array_equal(ours.ledger.positions["draft"], plain.ledger.positions["draft"])
 
 
 def test_streaming_equals_the_compiled_loop():
