@@ -89,7 +89,8 @@ def check_kinds(part: Any, examples: dict[str, tuple[type, Any]]) -> None:
     for name, (kind, example) in examples.items():
         value = getattr(part, name)
         if isinstance(value, type) or not isinstance(value, kind):
-            raise ValueError(f"{name} = {value!r}: expected a {kind.__name__}, such as {example!r}")
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise ValueError(f"{name} = {value!r}: expected {article} {kind.__name__}, such as {example!r}")
 
 
 def shaped(part: Any, method: str, value: Any, shape: tuple[int, ...]) -> Any:

@@ -508,8 +508,8 @@ def test_bad_pairs_are_named():
 @pytest.mark.parametrize("make, message", [
     (lambda: Sliding(1), "reach = 1"),
     (lambda: BlockBoundary(0), "block_length = 0"),
-    (lambda: Guided(rule="speculative"), r"rule = 'speculative': expected GuideRule, such as Agreed"),
-    (lambda: Guided(accept=TopK), "expected Acceptance, such as Exact"),
+    (lambda: Guided(rule="speculative"), r"rule = 'speculative': expected a GuideRule, such as Agreed"),
+    (lambda: Guided(accept=TopK), "expected an Acceptance, such as Exact"),
     (lambda: Guided(cache=Dual()), "cache = Dual.*everything anew now and then"),
     (lambda: Guided(cache=Prompt(8)), "cache = Prompt.*everything anew now and then"),
     (lambda: Guided(verify_batch_size=-1), "verify_batch_size = -1"),
