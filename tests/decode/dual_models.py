@@ -9,6 +9,7 @@ import optax
 
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
+from dlm_jax.models.layers import VIEWS
 from dlm_jax.objectives import Autoregressive, Orthrus
 from dlm_jax.train.state import merge, partition
 
@@ -63,7 +64,7 @@ def trained():
     params = fitted(model, params, Autoregressive(), "^(?!.*attention_diffusion)", 300, 5e-3)
     params["layers"]["attention_diffusion"] = jax.tree.map(jnp.copy, params["layers"]["attention"])
     objective = Orthrus(mask_id=MASK, block_size=8, blocks=6)
-    return model, fitted(model, params, objective, objective.trainable, 300, 5e-3)
+    return model, fitted(model, params, objective, VIEWS[objective.trains], 300, 5e-3)
 
 
 @functools.cache

@@ -298,7 +298,7 @@ def test_the_python_loop_equals_the_compiled_one(networks):
     (dict(rule="quota", steps=6, cache="free", refresh_every=0), dict(
         rule="quota", steps=12, cache="free", refresh_every=3, early_stop="fill")),
     (dict(rule="timesteps", steps=6, commit_temperature=0.1, early_stop="run"), dict(
-        rule="timesteps", steps=3, commit_temperature=0.5, early_stop="run", eos_run=2)),
+        rule="timesteps", steps=12, commit_temperature=0.5, early_stop="run", eos_run=2)),
 ])
 def test_numbers_share_a_program(networks, one, other):
     network, rows = networks["dream"], prompts(1, 3)
