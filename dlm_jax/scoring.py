@@ -16,6 +16,45 @@ from dlm_jax.types import Params
 
 
 @struct.dataclass
+class Streams:
+    """What recurrent layers are told of a training forward: T = (1 + views) L tokens, a clean stream and views of it.
+
+    The clean stream is causal. A view's block starts from the clean state before its first token, and every token of it
+    reads the state at its end; blocks are counted from the row's first token.
+
+    Attributes:
+      documents: (B, L) int32; the clean state begins anew where the number changes, at a multiple of block_size. None
+        where a row is one document.
+      views: W, noisy streams after the clean one, each L tokens.
+      block_size: tokens.
+      causal: a view's token reads the state right after itself instead of the one at its block's end.
+    """
+
+    documents: Array | None = None
+    views: int = struct.field(pytree_node=False, default=0)
+    block_size: int = struct.field(pytree_node=False, default=1)
+    causal: bool = struct.field(pytree_node=False, default=False)
+
+
+@struct.dataclass
+class Window:
+    """What recurrent layers are told of a decoding forward.
+
+    Of a row's T tokens the first `advance` go on from the cached state; the `read` after them are a block that starts
+    where these ended, is read at its end and leaves no trace; the others are padding.
+
+    Attributes:
+      advance, read: (B,) int32 tokens.
+      tentative: `Cache.commit` follows, so what was read before this pass is kept beside it; at most the cache's
+        `window` tokens may advance.
+    """
+
+    advance: Array
+    read: Array
+    tentative: bool = struct.field(pytree_node=False, default=False)
+
+
+@struct.dataclass
 class Pass:
     """What every layer is told of one forward.
 
@@ -25,14 +64,14 @@ class Pass:
         one, the S entries followed by the T tokens where the cache is only read.
       slots: (B, T) int32 cache entry that each token's key and value are written to; S discards it. None only reads
         the cache, whatever the kinds of layers.
-      recurrence: schedule of recurrent layers (which tokens advance a state, where it begins anew, which state a token
-        starts from), None where every layer is attention.
+      recurrence: schedule of recurrent layers. None: every token with an entry in the cache advances the state, and
+        they come first in their row; without a cache, every token.
     """
 
     positions: Array
     visibility: Visibility
     slots: Array | None = None
-    recurrence: Any = None
+    recurrence: Streams | Window | None = None
 
     def take(self, wanted: Array) -> "Pass":
         """Returns what the (B, C) tokens `wanted` are told as queries; keys stay as they are."""
@@ -100,8 +139,8 @@ class Scorer(Protocol):
     def head(self, hidden: Array) -> Array:
         """Maps (..., D) hidden states to (..., V) float32 logits."""
 
-    def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Returns an empty cache of `capacity` entries a row."""
+    def init_cache(self, batch: int, capacity: int, window: int = 0) -> Cache:
+        """Returns an empty cache of `capacity` entries a row, that can undo passes of `window` tokens."""
 
     def __call__(self, tokens: Array, positions: Array | None = None, visibility: Visibility | None = None) -> Array:
         """Returns (B, T, V) float32 logits; positions and visibility default to the family's own."""

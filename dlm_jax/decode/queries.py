@@ -16,7 +16,7 @@ from jax import Array
 from dlm_jax.decode.ledger import PREFILL, Counts
 from dlm_jax.decode.request import Request
 from dlm_jax.nn import visibility as vis
-from dlm_jax.scoring import Cache, Pass, Scorer
+from dlm_jax.scoring import Cache, Pass, Scorer, Window
 
 
 @struct.dataclass
@@ -69,7 +69,8 @@ def window(request: Request, tokens: Array, start: Array, stop: Array, width: in
 
 
 def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, wanted: Array | None = None, *,
-        keys: Keys | None = None, widths: tuple[int, ...] | None = None) -> tuple[Array, Cache | None]:
+        keys: Keys | None = None, recurrence: Window | None = None, widths: tuple[int, ...] | None = None
+        ) -> tuple[Array, Cache | None]:
     """Runs the model over queries.
 
     The body is compiled once for each width, and a forward takes the smallest that holds the last active query of the
@@ -83,6 +84,7 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
       wanted: (B, C) int32 indices of queries whose outputs are computed, where they are within the width, else anything
         comes back; None for all Q.
       keys: of the entries after this forward; None ranks them by position, the queries' groups being theirs.
+      recurrence: see `Pass`.
       widths: ascending, static, the last one Q; None for Q alone.
 
     Returns:
@@ -98,7 +100,7 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
         part = jax.tree.map(lambda x: x[:, :width], queries)
         entry = request.entry(part.number)
         told = Pass(request.position(part.number), _visibility(part, keys, entry, cache is not None),
-                    None if cache is None else jnp.where(part.active, entry, request.entries))
+                    None if cache is None else jnp.where(part.active, entry, request.entries), recurrence)
         index = jnp.clip(wanted, 0, width - 1)
         if index.shape[1] < width:
             return score.hidden(part.tokens, told, cache, index)
@@ -146,12 +148,13 @@ def _visibility(queries: Queries, keys: Keys, entry: Array, cached: bool) -> vis
         jnp.zeros_like(rank) if order is None else order)
 
 
-def prefill(score: Scorer, request: Request) -> tuple[Array, Cache, Counts]:
+def prefill(score: Scorer, request: Request, window: int = 0) -> tuple[Array, Cache, Counts]:
     """Runs the prompts causally and keeps what a cache keeps of them.
 
     Args:
       score: the model.
       request: the batch.
+      window: tokens of a later pass that may be undone.
 
     Returns:
       (B, 1, D) hidden state of each prompt's last token, a cache of capacity S, and counts with the prefill.
@@ -161,6 +164,6 @@ def prefill(score: Scorer, request: Request) -> tuple[Array, Cache, Counts]:
     valid = position < request.prompt_length[:, None]
     hidden, cache = score.hidden(
         request.prompt, Pass(position, vis.causal(valid), jnp.where(valid, position, P)),
-        score.init_cache(request.batch, P), request.prompt_length[:, None] - 1)
+        score.init_cache(request.batch, P, window), request.prompt_length[:, None] - 1)
     counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, request.max_new_tokens > 0)
     return hidden, cache.grow(request.entries), counts

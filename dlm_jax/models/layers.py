@@ -96,7 +96,8 @@ class Attention(Owner):
         return out.reshape(*out.shape[:2], N * H) @ weight.reshape(N * H, D), cache
 
     @staticmethod
-    def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype) -> kv_cache.KVCache:
+    def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0
+                   ) -> kv_cache.KVCache:
         """Returns an empty cache; heads lie on the devices where the weights that make keys of them lie.
 
         Args:
@@ -104,7 +105,9 @@ class Attention(Owner):
           params: of this mixer, with a leading axis of layers or without.
           batch, capacity: B, S.
           dtype: of keys and values.
+          window: tokens of a pass that may be undone; rank hides them, so nothing is kept.
         """
+        del window
         weight = params["k_proj"]  # ([L,] D, K, H)
         head = jax.lax.stop_gradient(weight.reshape(-1, *weight.shape[-3:])[:, 0])[:, None, :, None]
         # zeros say nothing about devices: left alone, every device would hold every head

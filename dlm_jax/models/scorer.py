@@ -68,7 +68,7 @@ class BoundScorer:
         """See `scoring.Scorer.head`."""
         return self.model.apply({"params": self.params}, hidden, method="head")
 
-    def init_cache(self, batch: int, capacity: int) -> Caches:
+    def init_cache(self, batch: int, capacity: int, window: int = 0) -> Caches:
         """See `scoring.Scorer.init_cache`; a member for every layer of a period, or of the whole stack if unrolled."""
         c, of = self.model.config, self.params
         kinds = c.pattern if self.model.scan else c.pattern * c.num_periods
@@ -77,7 +77,7 @@ class BoundScorer:
         else:
             layers = [of["layers"]] if len(kinds) == 1 else [of["layers"][f"layer_{i}"] for i in range(len(kinds))]
         return Caches(tuple(
-            MIXERS[kind].init_cache(c, layer[kind], batch, capacity, self.dtype)
+            MIXERS[kind].init_cache(c, layer[kind], batch, capacity, self.dtype, window)
             for kind, layer in zip(kinds, layers, strict=True)))
 
     def __call__(self, tokens, positions=None, visibility=None) -> Array:

@@ -67,7 +67,7 @@ class LeakySum(layers.Owner):
         return layers.chosen(jnp.swapaxes(out, 0, 1), wanted), cache
 
     @staticmethod
-    def init_cache(config, params, batch, capacity, dtype):
+    def init_cache(config, params, batch, capacity, dtype, window):
         periods = params["in_proj"].reshape(-1, *params["in_proj"].shape[-2:]).shape[0]
         empty = jnp.zeros((periods, batch, config.hidden_size), dtype)
         return SumCache(empty, empty, capacity)
