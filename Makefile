@@ -12,6 +12,11 @@ export JAX_PLATFORMS ?= cpu
 # huge pages: a step's buffers are fresh memory every time, and on CPUs page faults cost a quarter of it
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+# tests run for milliseconds what takes seconds to compile; without the optimiser it is a quarter of that.
+# `make test FAST=` compiles as users do
+FAST ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+test test-all: export XLA_FLAGS := $(XLA_FLAGS) $(FAST)
+
 .PHONY: help quickstart test test-all bench clean
 help:
 	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"

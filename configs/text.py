@@ -50,7 +50,10 @@ def override(config: Any, settings: Sequence[str], parts: Parts = types.MappingP
         except ValueError as problem:
             raise ValueError(f"{flag} {setting}: {problem}") from None
         inner.changes[last] = _Draft(value)
-    return draft.made()  # all at once: fields are checked against each other
+    try:
+        return draft.made()  # all at once: fields are checked against each other
+    except ValueError as problem:
+        raise ValueError(f"{flag} {', '.join(settings)}: {problem}") from None
 
 
 def fields(config: Any, parts: Parts = types.MappingProxyType({})) -> list[str]:
@@ -89,7 +92,9 @@ def parse(text: str, hint: Any, parts: Parts = types.MappingProxyType({}), examp
     if called:
         raise ValueError(f"no part {called[0]!r}{close_to(called[0], fitting)}; accepted: "
                          f"{', '.join(calls(hint, parts))}")
-    raise ValueError(f"expected {' or '.join([*calls(hint, parts), *filter(None, map(_describe, options))])}{example}")
+    unread = "; no call can be read, is a bracket missing?" if fitting and not called and "(" in text else ""
+    raise ValueError(f"expected {' or '.join([*calls(hint, parts), *filter(None, map(_describe, options))])}"
+                     f"{example}{unread}")
 
 
 def calls(hint: Any, parts: Parts) -> list[str]:

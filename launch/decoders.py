@@ -133,7 +133,7 @@ def catalogue() -> str:
         for field in dataclasses.fields(kind):
             lines.append(f"    {field.name} = {text.show(getattr(default, field.name))}")
             calls = [call.replace(" ", "\0") for call in text.calls(hints[field.name], parts(kind))]  # kept whole
-            wrapped = textwrap.wrap(", ".join(calls), 100) if len(calls) > 1 else []
+            wrapped = textwrap.wrap(", ".join(calls), 100)
             lines += ["        " + line.replace("\0", " ") for line in wrapped]
     lines.append("presets:")
     lines += [f"    {name}: {entry.source}\n        {text.brief(entry.decoder)}" for name, entry in presets().items()]

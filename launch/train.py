@@ -31,7 +31,8 @@ Examples:
     python -m launch.train --config refusion:qwen3_8b --init seeds/refusion --data rows.jsonl --run-dir /shared/run \\
         --set train.mesh.fsdp=16 --set train.mesh.tensor=4 --distributed
 
-Rows are JSON lines: {"messages": [...]}, {"query": ..., "response": ...} or {"question": ..., "answer": ...}.
+Rows of a JSONL, JSON, Parquet, Arrow or CSV file, or of a Hub dataset, are {"messages": [...]},
+{"query": ..., "response": ...} or {"question": ..., "answer": ...}.
 RUN_DIR gets config.json, tokenizer/, metrics.jsonl, tensorboard/, checkpoints/ and, once finished, the Hugging Face
 directory model/; `python -m launch.convert_weights to-hf RUN_DIR OUT` makes one of an unfinished run. Exit codes: 0
 finished, 1 loss not finite, 2 bad input, 75 stopped by a signal after saving.

@@ -151,6 +151,7 @@ def test_names_of_fields_follow_the_parts():
     ("commit=Noisy(Quota('x'))", "Noisy: rule=Quota\\('x'\\): Quota: steps=x: expected an integer"),
     ("commit=__import__('os').system('true')", r"expected Threshold\("),
     ("commit=(lambda: 1)()", r"expected Threshold\("),
+    ("commit=Threshold(0.9", r"expected Threshold\(.*is a bracket missing"),
     ("guidance=Quota(3)", r"no part 'Quota'; accepted: Ahead\(add, sure\)$"),
     ("guidance=3", r"expected Ahead\(add, sure\) or none, as in guidance=none"),
     ("certainty=middle", "--set certainty=middle: expected first or mean, as in certainty=first"),
@@ -173,5 +174,5 @@ def test_fields_that_check_each_other_change_together():
                 raise ValueError(f"low = {self.low}: expected less than high = {self.high}")
 
     assert text.override(Range(), ["low=5", "high=6"]) == Range(5, 6)
-    with pytest.raises(ValueError, match="low = 5"):
+    with pytest.raises(ValueError, match="--set low=5: low = 5"):
         text.override(Range(), ["low=5"])

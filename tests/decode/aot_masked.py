@@ -12,7 +12,7 @@ import sys
 
 for name, value in dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
                         TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-                        TPU_LOG_DIR="disabled").items():
+                        TPU_LOG_DIR="disabled", XLA_FLAGS="").items():
     os.environ[name] = value  # before jax is imported
 
 import argparse

@@ -505,6 +505,12 @@ def test_bad_pairs_are_named():
         join(model, params, model, params)
 
 
+@struct.dataclass
+class Causal(NoCache):
+    def limit(self, request, number, block_length):
+        return number
+
+
 @pytest.mark.parametrize("make, message", [
     (lambda: Sliding(1), "reach = 1"),
     (lambda: BlockBoundary(0), "block_length = 0"),
@@ -518,6 +524,7 @@ def test_bad_pairs_are_named():
     (lambda: Relaxed(-0.5), "tau = -0.5"),
     (lambda: Sure(Exact(), 1.5), "threshold = 1.5"),
     (lambda: Guided(temperature=-1.0), "temperature"),
+    (lambda: Guided(cache=Causal()), "cache = Causal.*what tokens see.*which Guided never asks"),
     (lambda: Guided(accept=Sure(), rule=Speculative()), "Sure.*Speculative.*nothing is gained"),
 ])
 def test_bad_hyperparameters_are_named(make, message):

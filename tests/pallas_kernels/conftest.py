@@ -1,5 +1,4 @@
 """Shared fixtures: 64-bit mode for one test, and the environment of ahead-of-time TPU compilation."""
-import functools
 import json
 import os
 import subprocess
@@ -12,11 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 AOT_ENVIRONMENT = dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
                        TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_LOG_DIR="disabled",
-                       JAX_ENABLE_COMPILATION_CACHE="false")
-
-
-# numerics do not depend on it, and compiling is most of these tests' time
-FAST_COMPILE = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+                       JAX_ENABLE_COMPILATION_CACHE="false", XLA_FLAGS="")
 
 
 def pytest_configure(config):
@@ -30,12 +25,6 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
-
-
-@pytest.fixture(autouse=True)
-def fast_compile(monkeypatch):
-    """jax.jit with backend optimisation off."""
-    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=FAST_COMPILE))
 
 
 @pytest.fixture

@@ -92,6 +92,10 @@ class Guided(Decoder):
         if self.cache.per_block or (isinstance(refreshes, int) and refreshes):
             raise ValueError(f"cache = {self.cache!r} computes everything anew now and then, which Guided does in its "
                              "first round alone: take Prompt(), Free() or Delayed() as they are")
+        kind = type(self.cache)
+        if kind.block_causal or kind.limit is not CachePolicy.limit or kind.refresh is not CachePolicy.refresh:
+            raise ValueError(f"cache = {self.cache!r} says what tokens see or what a refresh computes, which Guided "
+                             "never asks: take a policy of windows alone, such as Prompt(), Free() or Delayed()")
         if isinstance(self.rule, Speculative) and isinstance(self.accept, Sure):
             raise ValueError("accept = Sure(...) with rule = Speculative(): the guide's token takes the place of a "
                              "draft turned down, so nothing is gained; take rule = Agreed()")
