@@ -135,7 +135,9 @@ class Transformer(Owner):
     def head(self, hidden):
         """Returns (..., V) float32 logits of (..., D) hidden states."""
         table = self.embed if self.config.tie_word_embeddings else self.lm_head
-        return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+        # the table first: on CPUs a few tokens then take two thirds of the time, on TPUs as long or less
+        logits = jnp.einsum("vd,...d->v...", table, hidden, preferred_element_type=jnp.float32)
+        return jnp.moveaxis(logits, 0, -1)
 
     def scorer(self, params: Any):
         """Returns the `scoring.Scorer` of these parameters; call it inside the function that is compiled."""
