@@ -139,6 +139,9 @@ class Scorer(Protocol):
     def head(self, hidden: Array) -> Array:
         """Maps (..., D) hidden states to (..., V) float32 logits."""
 
+    def head_tile(self, hidden: Array, start: Array, size: int) -> Array:
+        """Maps (..., D) hidden states to the (..., size) float32 logits of the tokens from `start` () int32 on."""
+
     def init_cache(self, batch: int, capacity: int, window: int = 0) -> Cache:
         """Returns an empty cache of `capacity` entries a row, that can undo passes of `window` tokens."""
 

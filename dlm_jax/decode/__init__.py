@@ -1,11 +1,13 @@
 """Decoders: frozen dataclasses of their papers' hyperparameters, made of parts, run by `generate` and `stream`."""
 
-from dlm_jax.decode import guided, masked
+from dlm_jax.decode import flare, guided, masked
 from dlm_jax.decode.answers import Generation
 from dlm_jax.decode.api import generate, stream
 from dlm_jax.decode.autoregressive import Autoregressive
 from dlm_jax.decode.canvas import Canvas
 from dlm_jax.decode.events import Event
+from dlm_jax.decode.flare import *  # noqa: F403
+from dlm_jax.decode.flare import ARTrust, DiffusionTrust
 from dlm_jax.decode.guided import Guided, join
 from dlm_jax.decode.ledger import Ledger
 from dlm_jax.decode.lossless import check_lossless
@@ -20,10 +22,10 @@ from dlm_jax.decode.runner import Runner
 from dlm_jax.decode.sampling import Sampler
 
 DECODERS = {  # by the names launchers accept
-    "autoregressive": Autoregressive, "guided": Guided, "masked": MaskedDiffusion, "orthrus": Orthrus,
-    "refusion": ReFusion}
+    "ar_trust": ARTrust, "autoregressive": Autoregressive, "diffusion_trust": DiffusionTrust, "guided": Guided,
+    "masked": MaskedDiffusion, "orthrus": Orthrus, "refusion": ReFusion}
 
 __all__ = [
     "DECODERS", "Autoregressive", "Canvas", "Decoder", "Event", "Generation", "Guided", "Ledger", "Needs", "Orthrus",
     "Pair", "ReFusion", "Runner", "Sampler", "check_lossless", "decoder", "generate", "guided", "join", "number",
-    "static", "stream", "whole", *masked.__all__]
+    "static", "stream", "whole", *flare.__all__, *masked.__all__]

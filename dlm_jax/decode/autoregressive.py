@@ -28,15 +28,16 @@ class State:
     done: Array
 
 
-def first_token(sampler: Sampler, score: Scorer, request: Request) -> State:
+def first_token(sampler: Sampler, score: Scorer, request: Request, window: int = 0) -> State:
     """Returns the state after a prefill that yields the first token.
 
     Args:
       sampler: how it is drawn.
       score: the model.
       request: the batch.
+      window: see `prefill`.
     """
-    hidden, cache, counts = prefill(score, request)
+    hidden, cache, counts = prefill(score, request, window)
     zero = jnp.zeros(request.batch, jnp.int32)
     token = sampler.draw(score.head(hidden), sampling.draw_keys(request.keys, zero, zero[:, None]))[:, 0]
     active = request.max_new_tokens > 0

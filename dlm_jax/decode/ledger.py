@@ -17,8 +17,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-KINDS = ("prefill", "denoise", "draft", "verify", "decode", "guide", "refresh")
-PREFILL, DENOISE, DRAFT, VERIFY, DECODE, GUIDE, REFRESH = range(len(KINDS))
+KINDS = ("prefill", "denoise", "draft", "verify", "decode", "guide", "refresh", "commit")
+PREFILL, DENOISE, DRAFT, VERIFY, DECODE, GUIDE, REFRESH, COMMIT = range(len(KINDS))
 
 
 @struct.dataclass

@@ -62,6 +62,11 @@ class Decoder(Part):
         """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
         return state.canvas.tokens, jnp.zeros(state.canvas.tokens.shape, bool)
 
+    def fitted(self, config: Any) -> "Decoder":
+        """Returns the decoder with what it leaves to the model taken from its config."""
+        del config
+        return self
+
     def capacity(self, max_new_tokens: int) -> int:
         """Returns the canvas length G needed for that many tokens."""
         return max_new_tokens

@@ -67,10 +67,10 @@ class Runner:
         if not isinstance(decoder, Decoder):
             raise ValueError(f"decoder = {decoder!r}: expected a Decoder, such as decode.Autoregressive()")
         decoder.check_model(model.config)
-        self.model, self.params, self.decoder = model, params, decoder
+        self.model, self.params, self.decoder = model, params, decoder.fitted(model.config)
         self.compile_seconds = 0.0
         self._rows_over = requests.rows_over(params)
-        self._executables, self._traced = executables, parts.traced(decoder)
+        self._executables, self._traced = executables, parts.traced(self.decoder)
 
     def _call(self, function, *arguments):
         executable, seconds = self._executables.get(function, self.model, arguments)
@@ -184,7 +184,7 @@ class Runner:
         room = 1 if theirs is None else old.guide_prompt.shape[1]
         for name, length, most in (("prompt", len(prompt), old.prompt_capacity),
                                    ("the guide's prompt", 0 if theirs is None else len(theirs[0]), room),
-                                   ("max_new_tokens", int(limits[0]), old.capacity)):
+                                   ("max_new_tokens", self.decoder.capacity(int(limits[0])), old.capacity)):
             if length > most:
                 raise ValueError(f"{name}: {length} tokens do not fit a batch made for {most}; start it with longer "
                                  "prompts or answers (prompt_capacity, guide_capacity, capacity)")

@@ -74,15 +74,26 @@ def _from(logits: Array, enough) -> Array:
     The threshold is built bit by bit over floats in integer order: 32 reductions, where sorting a vocabulary
     takes the TPU compiler minutes.
     """
-    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
-    ordered = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
+    bits = ordered(logits)
 
     def settle(i, threshold):
         higher = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        return jnp.where(enough(ordered >= higher[..., None]), higher, threshold)
+        return jnp.where(enough(bits >= higher[..., None]), higher, threshold)
 
     threshold = jax.lax.fori_loop(0, 32, settle, jnp.zeros(logits.shape[:-1], jnp.uint32))
-    return jnp.where(ordered >= threshold[..., None], logits, -jnp.inf)
+    return jnp.where(bits >= threshold[..., None], logits, -jnp.inf)
+
+
+def ordered(values: Array) -> Array:
+    """Returns uint32 numbers in the order of float32 values."""
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    return jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def unordered(numbers: Array) -> Array:
+    """Returns the float32 values that `ordered` made uint32 numbers of."""
+    return jax.lax.bitcast_convert_type(
+        jnp.where(numbers >> 31, numbers ^ jnp.uint32(1 << 31), ~numbers), jnp.float32)
 
 
 def likeliest(logits: Array) -> Array:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.decode import Autoregressive, Orthrus, ReFusion, Runner, Sampler, generate, stream
+from dlm_jax.decode import (
+    ARTrust, Autoregressive, Constant, DiffusionTrust, Orthrus, ReFusion, Runner, Sampler, generate, stream)
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.decode.runner import python_loop
 from dlm_jax.models import build
@@ -50,6 +51,10 @@ DECODERS = {
         slot_size=4, block_length=16, slot_threshold=0.2, temperature=0.7, top_k=30, top_p=0.95),
     "orthrus": Orthrus(block_size=4),
     "orthrus_sampled": Orthrus(block_size=3, temperature=0.9, top_k=20, top_p=0.95),
+    "ar_trust": ARTrust(horizon=4),
+    "ar_trust_sampled": ARTrust(horizon=3, on_reject="hold", temperature=0.9, top_k=20, top_p=0.95),
+    "diffusion_trust": DiffusionTrust(block_size=8, steps=5, thresholds=Constant(0.3)),
+    "diffusion_trust_sampled": DiffusionTrust(first="judged", thresholds=Constant(0.2), temperature=0.9, top_p=0.9),
 }
 
 
@@ -70,7 +75,8 @@ def test_streaming_equals_the_compiled_loop(network, name):
     np.testing.assert_array_equal(forwards, compiled.ledger.after_prefill())
 
 
-@pytest.mark.parametrize("name", ["greedy", "orthrus", pytest.param("refusion", marks=pytest.mark.slow),
+@pytest.mark.parametrize("name", ["greedy", "orthrus", "ar_trust", "diffusion_trust",
+                                  pytest.param("refusion", marks=pytest.mark.slow),
                                   pytest.param("refusion_compat", marks=pytest.mark.slow)])
 def test_compiled_loop_equals_the_python_loop(network, name):
     model, params = network
@@ -249,7 +255,8 @@ def test_threads_share_executables(network):
         np.testing.assert_array_equal(answer.committed_at, answers[0].committed_at)
 
 
-COMING_AND_GOING = ["greedy", "sampled", "refusion", "refusion_sampled", "orthrus", "orthrus_sampled"]
+COMING_AND_GOING = ["greedy", "sampled", "refusion", "refusion_sampled", "orthrus", "orthrus_sampled",
+                    "ar_trust_sampled", "diffusion_trust"]
 
 
 def same_row(a, i, b, j, width):

@@ -12,7 +12,7 @@ from tests.conftest import tiny_config
 METHODS = [name for name, member in vars(Decoder).items() if inspect.isfunction(member) and not name.startswith("_")]
 # whether drafts need a mask, and whether it stands on the canvas
 MASKS = {"autoregressive": (False, False), "orthrus": (True, False), "refusion": (True, True), "masked": (True, True),
-         "guided": (True, True)}
+         "guided": (True, True), "ar_trust": (True, False), "diffusion_trust": (True, False)}
 
 
 @pytest.mark.parametrize("kind", decode.DECODERS.values())
@@ -38,7 +38,7 @@ def test_a_mask_is_needed_and_differs_from_the_eos_where_it_stands_on_the_canvas
             check(*ids)
 
 
-@pytest.mark.parametrize("name", ["Autoregressive", "ReFusion"])
+@pytest.mark.parametrize("name", ["Autoregressive", "ReFusion", "ARTrust", "DiffusionTrust"])
 def test_a_model_of_another_kind_is_refused(name):
     getattr(decode, name)().check_model(tiny_config("qwen3"))
     with pytest.raises(ValueError, match=f"{name} needs a causal model, this llada one is bidirectional"):
