@@ -47,6 +47,11 @@ class BoundScorer:
         """See `scoring.Scorer.block_size`."""
         return self.model.config.block_size
 
+    @property
+    def recurrent(self) -> bool:
+        """See `scoring.Scorer.recurrent`."""
+        return any(kind != "attention" for kind in self.model.config.pattern)
+
     def view(self, name: str) -> "BoundScorer":
         """See `scoring.Scorer.view`.
 

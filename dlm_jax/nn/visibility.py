@@ -17,13 +17,16 @@ __all__ = ["NONE", "Visibility", "bidirectional", "by_rank", "causal", "orthrus_
 LAST = 2**30  # a limit beyond every rank
 
 
-def bidirectional(valid: Array) -> Visibility:
-    """Every token sees every valid token.
+def bidirectional(valid: Array, document: Array | None = None) -> Visibility:
+    """Every token sees every valid token of its document.
 
     Args:
       valid: (B, T) bool, False on padding.
+      document: (B, T) int32 document number of a packed row, negative on padding; None for one document.
     """
     index = token_index(*valid.shape)
+    if document is not None:
+        return by_rank(jnp.maximum(document, 0), document, jnp.where(valid, document, NONE))
     return by_rank(jnp.zeros_like(index), jnp.full_like(index, LAST), jnp.where(valid, index, NONE))
 
 

@@ -25,6 +25,12 @@ KEYS = {
     "length": "(B,) int32 tokens of prompt and response",
     "example_id": "(B,) int32 number of the row, which its draws follow",
 }
+# what a packed batch holds beside them; its (B,) arrays are then (B, N), an entry for each of a row's documents
+PACKED_KEYS = {
+    "documents": "(B, T) int32 number of each token's document in its row, negative on padding",
+    "positions": "(B, T) int32 place of each token in its document",
+    "start": "(B, N) int32 index of the first token of each document, 0 where there is none",
+}
 
 
 def require(batch: dict[str, Any], keys: Sequence[str], reader: str) -> None:
@@ -32,13 +38,14 @@ def require(batch: dict[str, Any], keys: Sequence[str], reader: str) -> None:
 
     Args:
       batch: arrays by key.
-      keys: of `KEYS`.
+      keys: of `KEYS` or `PACKED_KEYS`.
       reader: who asks, for the message.
     """
     for key in keys:
         if key not in batch:
-            raise ValueError(f"{reader} reads batch[{key!r}], {KEYS[key]}, but the batch has only {sorted(batch)}: add "
-                             "it, or take batches from dlm_jax.data.pipeline.Pipeline")
+            what, source = (KEYS[key], "pipeline.Pipeline") if key in KEYS else (PACKED_KEYS[key], "packing.Packer")
+            raise ValueError(f"{reader} reads batch[{key!r}], {what}, but the batch has only {sorted(batch)}: add it, "
+                             f"or take batches from dlm_jax.data.{source}")
 
 
 def choice(name: str, value: str, accepted: Sequence[str]) -> None:
@@ -133,4 +140,5 @@ class Objective(abc.ABC):
     def check_batch(self, batch: dict[str, Array]) -> None:
         """Raises ValueError where an id is None, or the batch lacks a key that `prepare` reads."""
         self.check_ids()
-        require(batch, self.reads, f"objective {self.name!r}")
+        keys = (*self.reads, *(PACKED_KEYS if "documents" in batch else ()))
+        require(batch, keys, f"objective {self.name!r}")

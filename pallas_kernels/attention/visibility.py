@@ -100,16 +100,18 @@ def token_index(batch: int, tokens: int) -> Array:
     return jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (batch, tokens))
 
 
-def causal(valid: Array) -> Visibility:
-    """Every token sees the valid tokens up to itself in physical order; positions may be anything.
+def causal(valid: Array, document: Array | None = None) -> Visibility:
+    """Every token sees the valid tokens of its document up to itself in physical order; positions may be anything.
 
     This is also ReFusion's training layout (Sec. 4.3): the reordering is physical, positions stay logical.
 
     Args:
       valid: (B, T) bool, False on padding.
+      document: (B, T) int32 document number of a packed row, one run of tokens each; None for one document.
     """
     index = token_index(*valid.shape)
-    return by_rank(jnp.zeros_like(index), index, jnp.where(valid, index, NONE))
+    first = jnp.zeros_like(index) if document is None else run_bounds(document)[0]
+    return by_rank(first, index, jnp.where(valid, index, NONE))
 
 
 def run_bounds(label: Array) -> tuple[Array, Array]:
@@ -122,7 +124,8 @@ def run_bounds(label: Array) -> tuple[Array, Array]:
     return first, last
 
 
-def two_stream(block: Array, document: Array | None = None, views: int = 1, token_causal: bool = False) -> Visibility:
+def two_stream(block: Array, document: Array | None = None, views: int = 1, token_causal: bool = False,
+               causal_views: bool = False) -> Visibility:
     """Streams of the same tokens in one row, [clean, noisy view 1, ..., noisy view W]: T of each.
 
     A noisy token sees the clean tokens of its document before its block, and its own block in its own view. A token of
@@ -133,6 +136,7 @@ def two_stream(block: Array, document: Array | None = None, views: int = 1, toke
       document: (B, T) int32 document number of a packed row; None for one document.
       views: W.
       token_causal: a clean token sees up to itself (FLARE) rather than to the end of its block (BD3-LM).
+      causal_views: a noisy token sees its block up to itself rather than whole.
 
     Returns:
       The rule over (W + 1) T queries and keys.
@@ -144,13 +148,14 @@ def two_stream(block: Array, document: Array | None = None, views: int = 1, toke
     start, end = run_bounds(block)
     start, end = jnp.maximum(start, first), jnp.minimum(end, last)
     only = lambda x: jnp.where(valid, x, NONE)
-    none, zero = jnp.full_like(block, NONE), jnp.zeros_like(jnp.tile(block, (1, views + 1)))
+    none = jnp.full_like(block, NONE)
+    order = jnp.tile(index if causal_views else jnp.zeros_like(index), (1, views + 1))
     streams = lambda clean, noisy: jnp.concatenate([clean, *noisy], axis=1)
     # a block's first index names it within its view
     group = streams(none, [only(start + view * block.shape[1]) for view in range(views)])
     return Visibility(
         floor_q=jnp.tile(first, (1, views + 1)),
         limit_q=streams(only(index if token_causal else end), [only(start - 1)] * views),
-        group_q=group, order_q=zero,
+        group_q=group, order_q=order,
         rank_k=streams(only(index), [none] * views),
-        group_k=group, order_k=zero)
+        group_k=group, order_k=order)

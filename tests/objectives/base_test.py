@@ -6,12 +6,14 @@ import jax.numpy as jnp
 import pytest
 
 from dlm_jax import objectives
-from dlm_jax.objectives.base import KEYS, require
+from dlm_jax.data import packing
+from dlm_jax.objectives.base import KEYS, PACKED_KEYS, require
 
 B, T = 2, 8
 BATCH = {"tokens": jnp.zeros((B, T), jnp.int32), "loss_mask": jnp.ones((B, T), bool), "length": jnp.full(B, T),
          "prompt_length": jnp.full(B, 2), "example_id": jnp.arange(B)}
 EVERY = [
+    (objectives.Flare(mask_id=3), {"loss_mask", "example_id"}),
     (objectives.Autoregressive(), {"loss_mask"}),
     (objectives.ReFusion(mask_id=3), {"prompt_length", "example_id"}),
     (objectives.Orthrus(mask_id=3, block_size=2), {"example_id"}),
@@ -28,10 +30,11 @@ def test_objectives_are_found_by_name_and_say_what_they_need():
     assert {name: (kind.name, kind.trains, kind.ids) for name, kind in objectives.OBJECTIVES.items()} == {
         "autoregressive": ("autoregressive", None, ()),
         "block_diffusion": ("block_diffusion", None, ("mask_id", "eos_id")),
+        "flare": ("flare", None, ("mask_id",)),
         "masked_diffusion": ("masked_diffusion", None, ("mask_id", "eos_id")),
         "orthrus": ("orthrus", "diffusion", ("mask_id",)),
         "refusion": ("refusion", None, ("mask_id",))}
-    assert [kind().block_size for kind in objectives.OBJECTIVES.values()] == [None, 32, None, 32, None]
+    assert [kind().block_size for kind in objectives.OBJECTIVES.values()] == [None, 32, 4, None, 32, None]
 
 
 class _Seen(dict):
@@ -58,8 +61,14 @@ def test_an_objective_reads_what_it_says_and_refuses_a_batch_without(objective, 
             objective.prepare(short, jnp.zeros(2, jnp.uint32))
 
 
+def test_a_packed_batch_without_a_key_is_refused():
+    batch = BATCH | {"documents": jnp.zeros((B, T), jnp.int32), "positions": jnp.zeros((B, T), jnp.int32)}
+    with pytest.raises(ValueError, match=r"'flare' reads batch\['start'\], \(B, N\) int32 index.*packing.Packer"):
+        objectives.Flare(mask_id=3).prepare(batch, jnp.zeros(2, jnp.uint32))
+
+
 def test_keys_are_those_that_the_pipeline_yields_and_each_is_described():
-    assert set(KEYS) == set(BATCH)
+    assert set(KEYS) == set(BATCH) and set(PACKED_KEYS) == set(packing.OF_PACKS)
     with pytest.raises(ValueError, match=r"the trainer reads batch\['length'\], \(B,\) int32 tokens of prompt"):
         require({"tokens": 0}, ("tokens", "length"), "the trainer")
 

@@ -1,6 +1,4 @@
 """Layouts spelled with the rule's integers, for tests of the kernels: packed rows, orders inside a block, windows."""
-import dataclasses
-
 import jax.numpy as jnp
 
 from pallas_kernels.attention import visibility
@@ -12,9 +10,8 @@ def two_stream(documents, size, views=1, token_causal=True, causal_noise=False) 
     documents = jnp.asarray(documents)
     index, (first, _) = token_index(*documents.shape), run_bounds(documents)
     inside = (index - first) % size
-    rule = visibility.two_stream(jnp.where(documents >= 0, index - inside, NONE), documents, views, token_causal)
-    order = jnp.tile(inside, (1, views + 1)) * causal_noise
-    return dataclasses.replace(rule, order_q=order, order_k=order)
+    return visibility.two_stream(
+        jnp.where(documents >= 0, index - inside, NONE), documents, views, token_causal, causal_noise)
 
 
 def packed(documents, both_ways=False) -> Visibility:
