@@ -17,6 +17,9 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 FAST ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test test-all: export XLA_FLAGS := $(XLA_FLAGS) $(FAST)
 
+# the tests of a file share fixtures and compiled programs
+SHARE  := -n 2 --dist loadfile
+
 .PHONY: help quickstart test test-all bench clean
 help:
 	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"
@@ -29,11 +32,11 @@ quickstart: $(VENV)/.installed
 	$(RUN) -m launch.quickstart $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(RUN) -m pytest -n 2 -q -m "not slow" $(ARGS)
+	$(RUN) -m pytest $(SHARE) -q -m "not slow" $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
 
 test-all: $(VENV)/.installed-test
-	$(RUN) -m pytest -n 2 -q $(ARGS)
+	$(RUN) -m pytest $(SHARE) -q $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
 
 bench: $(VENV)/.installed
