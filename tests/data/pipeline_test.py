@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from dlm_jax.data import pipeline as pipelines
 from dlm_jax.data import tokenizer as tok
+from dlm_jax.data import turns as encoded
 from dlm_jax.data import word_problems
 from dlm_jax.data.pipeline import Pipeline
 from dlm_jax.data.sources import parse_row
@@ -101,18 +101,19 @@ def test_the_checksum_is_of_every_row_and_computed_once(monkeypatch):
     checksum = 0
     for prompt, response in tok.encode_rows(TOKENIZER, ROWS):
         checksum = zlib.crc32(np.asarray([len(prompt), *prompt, *response], np.int32).tobytes(), checksum)
-    monkeypatch.setattr(pipelines, "ENCODED_AT_ONCE", 5)  # encoding in parts changes nothing
+    monkeypatch.setattr(encoded, "ENCODED_AT_ONCE", 5)  # encoding in parts changes nothing
     pipeline = make()
-    monkeypatch.setattr(pipelines, "zlib", None)
+    monkeypatch.setattr(encoded, "zlib", None)
     assert pipeline.state()["checksum"] == checksum
     pipeline.restore(pipeline.state())
 
 
 def test_rows_are_kept_as_one_array_of_four_bytes_a_token():
     pipeline, turns = make(), tok.encode_rows(TOKENIZER, ROWS)
-    kept = [value for value in vars(pipeline).values() if isinstance(value, np.ndarray)]
+    held = [*vars(pipeline).values(), *vars(pipeline._turns).values()]
+    kept = [value for value in held if isinstance(value, np.ndarray)]
     assert sum(a.nbytes for a in kept) == 4 * sum(len(p) + len(r) for p, r in turns) + 8 * (2 * len(turns) + 1)
-    assert not any(isinstance(value, list) for value in vars(pipeline).values())
+    assert not any(isinstance(value, list) for value in held)
 
 
 def test_bad_requests_are_refused():
