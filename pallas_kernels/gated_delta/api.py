@@ -84,7 +84,8 @@ def _problem(clean: Stream, noisy: Stream | None, chunk: int, operands, backend:
 def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_size: int = 1, chunk_size: int = 64,
                            documents: jax.Array | None = None, initial_state: jax.Array | None = None,
                            scale: float | None = None, form: str = "folded", backend: str | None = None,
-                           precision: str | None = None, return_states: bool = False) -> TwoStreamOutput:
+                           precision: str | None = None, return_states: bool = False,
+                           causal: bool = False) -> TwoStreamOutput:
     """Gated delta rule over a causal clean stream and any number of noisy views seeded from it.
 
     Each view's block starts from the clean state at the block's first token and every position of the block reads the
@@ -106,6 +107,8 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
         wider.
       return_states: also return the clean state after every token (B, T, H, E, F); meant for windows of a few tokens,
         computed token by token.
+      causal: a noisy token reads the state after itself instead of the one at its block's end (forms "folded" and
+        "sequential").
     Returns:
       TwoStreamOutput.
     Raises:
@@ -139,11 +142,14 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     if (form != "folded" or return_states) and backend not in (None, "xla"):
         raise ValueError(f"backend={backend!r} with form={form!r}, return_states={return_states}; "
                          "only form 'folded' without states has kernels. Use backend=None.")
+    if causal and form not in ("folded", "sequential"):
+        raise ValueError(f"form={form!r} with causal=True; accepted: 'folded', 'sequential'.")
     dtype = _operand_dtype(clean, precision)
     scale = clean.q.shape[-1] ** -0.5 if scale is None else float(scale)
     if form == "sequential" or return_states:
         return reference.sequential(clean, noisy, block_size=block_size, documents=documents,
-                                    initial_state=initial_state, scale=scale, keep_states=return_states)
+                                    initial_state=initial_state, scale=scale, keep_states=return_states,
+                                    causal=causal)
 
     # short inputs need no full chunk; doubling from a multiple of the block and of 16 rows keeps powers of two
     unit = math.lcm(block_size, 16)
@@ -159,7 +165,7 @@ def two_stream_gated_delta(clean: Stream, noisy: Stream | None = None, *, block_
     if form == "folded":
         problem = functools.partial(_problem, clean, noisy, chunk, dtype)
         chosen = dispatch.choose("two_stream_gated_delta", backend, problem)
-        plan = Plan(block_size, scale, Operands(dtype), documents is not None)
+        plan = Plan(block_size, scale, Operands(dtype), documents is not None, causal)
         out, noisy_out, final = _folded(chosen, plan, chunk, clean_p, noisy_p, starts, state)
     else:
         route = routes.route_i if form == "route_i" else routes.route_ii

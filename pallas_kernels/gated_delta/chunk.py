@@ -14,9 +14,10 @@ and per noisy view (tilde), with everything restricted to diffusion blocks:
     R = Q~ (e^(end - j) K~)^T,  N = R (I + A~)^-1,  q^ = e^(whole block) Q~ - N (beta~ e^(start..j) K~)
     O~ = s (e^(G_seed) q^ S + (q^ K^T e^(G_seed - G_j) [j < block start]) V' + N beta~ V~)
 
-q^ is the query with the block's own state transition folded in, so the clean state at the block's start is only ever
-read through the chunk formula and never formed. Sums of log gates over an interval are masked matrix products rather
-than differences of prefix sums: all terms share a sign, so strong gates (-80 a token) cost no precision.
+A causal view's R is its lower triangle, with decays from j to the row itself. q^ is the query with the block's own
+state transition folded in, so the clean state at the block's start is only ever read through the chunk formula and
+never formed. Sums of log gates over an interval are masked matrix products rather than differences of prefix sums: all
+terms share a sign, so strong gates (-80 a token) cost no precision.
 Source: FLARE Eqs. 9-12 and A.2.1; the folding is this project's.
 """
 from __future__ import annotations
@@ -48,12 +49,14 @@ class Operands(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Static choices: diffusion block size, readout scale, operands of products, whether documents are marked."""
+    """Static choices: diffusion block size, readout scale, operands of products, whether documents are marked, whether
+    a noisy token reads the state after itself instead of its block's last."""
 
     block_size: int
     scale: float
     operands: Operands
     has_documents: bool
+    causal: bool = False
 
 
 def _product(a, b, contract, operands):
@@ -246,9 +249,13 @@ def chunk_forward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...]
         bn_col = _column(bn, eye)
         inner = _interval_decay(gn, inner_lower, inner_lower, sum_later)
         system = jnp.where(inner_below, bn_col * mul(kn, kn, (1, 1)) * inner, 0.0)
-        read = jnp.where(same, mul(qn, _total_decay(gn, same & (col > row)) * kn, (1, 1)), 0.0)
+        if plan.causal:
+            read = mul(qn, kn, (1, 1)) * inner
+        else:
+            read = jnp.where(same, mul(qn, _total_decay(gn, same & (col > row)) * kn, (1, 1)), 0.0)
         read = mul(read, invert(system, block))
-        folded = _total_decay(gn, same) * qn - mul(read, (bn_col * _total_decay(gn, inner_lower)) * kn)
+        folded = _total_decay(gn, inner_lower if plan.causal else same) * qn
+        folded = folded - mul(read, (bn_col * _total_decay(gn, inner_lower)) * kn)
         total = seed_from_start * mul(folded, state) + mul(read, bn_col * vn)
         if not one_block:
             total = total + mul(mul(folded, k, (1, 1)) * seed_decay, values)

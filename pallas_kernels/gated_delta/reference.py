@@ -27,7 +27,7 @@ def _time_major(stream: Stream, heads: int, axis: int, dtype):
 
 def sequential(clean: Stream, noisy: Stream | None = None, *, block_size: int = 1, documents: jax.Array | None = None,
                initial_state: jax.Array | None = None, scale: float | None = None,
-               keep_states: bool = False) -> TwoStreamOutput:
+               keep_states: bool = False, causal: bool = False) -> TwoStreamOutput:
     """Runs both recurrences token by token.
 
     Args:
@@ -38,6 +38,7 @@ def sequential(clean: Stream, noisy: Stream | None = None, *, block_size: int = 
       initial_state: (B, H, E, F) state before token 0, seen by a row's first document only.
       scale: readout factor; E**-0.5 when None.
       keep_states: also return the clean state after every token.
+      causal: a noisy token reads the state after itself instead of the one at its block's end.
     Returns:
       TwoStreamOutput.
     Source: FLARE Eq. 9 (clean), Eq. 12 and Eq. 6 (noisy, block-end readout), A.4 (documents).
@@ -71,8 +72,14 @@ def sequential(clean: Stream, noisy: Stream | None = None, *, block_size: int = 
         if noisy is not None:
             qn, kn, vn, gn, bn = x[6:]
             start = jnp.broadcast_to(seed[:, None], kn.shape[1:-1] + seed.shape[-2:])
-            end, _ = lax.scan(lambda s, y: (_update(s, *y), None), start, (kn, vn, gn, bn))
-            outs = (scale * jnp.einsum("lbwhe,bwhef->lbwhf", qn, end, precision="highest"),)
+            read = lambda q, s: scale * jnp.einsum("...bwhe,bwhef->...bwhf", q, s, precision="highest")
+
+            def noisy_token(s, y):
+                s = _update(s, *y[1:])
+                return s, read(y[0], s) if causal else None
+
+            end, running = lax.scan(noisy_token, start, (qn, kn, vn, gn, bn))
+            outs = (running if causal else read(qn, end),)
         state, kept = lax.scan(clean_token, state, x[:6])
         return state, kept + outs
 

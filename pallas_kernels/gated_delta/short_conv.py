@@ -68,7 +68,7 @@ def short_conv(clean: jax.Array, weight: jax.Array, noisy: jax.Array | None = No
         out = out + weight[:, lag].astype(clean.dtype) * source
         if noisy is not None:
             # a block's document start is its own start or earlier, so in-block lags need no document test
-            inside = _lagged(noisy, lag, jnp.zeros_like(history)[:, None])
+            inside = _lagged(noisy, lag, jnp.zeros_like(noisy, shape=(*noisy.shape[:2], lags - 1, channels)))
             mixed = jnp.where((lag <= offset)[:, None], inside, source[:, None])
             noisy_out = noisy_out + weight[:, lag].astype(clean.dtype) * mixed
     new_state = jnp.concatenate([history, clean], axis=1)[:, tokens:]

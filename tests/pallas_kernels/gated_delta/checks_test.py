@@ -132,7 +132,7 @@ def test_short_conv_noisy_reads_clean_before_its_block():
     """Against the definition, token by token, with documents."""
     rng = np.random.default_rng(1)
     block, documents = 2, np.repeat([0, 1, 2], [4, 2, 4])[None]
-    x, n, w = rng.normal(size=(1, 10, 2)), rng.normal(size=(1, 1, 10, 2)), rng.normal(size=(2, 4))
+    x, n, w = rng.normal(size=(1, 10, 2)), rng.normal(size=(1, 2, 10, 2)), rng.normal(size=(2, 4))
     out, noisy_out, _ = short_conv(*(jnp.asarray(a, jnp.float32) for a in (x, w, n)), block_size=block,
                                    documents=jnp.asarray(documents))
     first = [0] * 4 + [4] * 2 + [6] * 4
@@ -142,9 +142,9 @@ def test_short_conv_noisy_reads_clean_before_its_block():
             s = t - lag
             if s >= first[t]:
                 want = want + w[:, lag] * x[0, s]
-                want_noisy = want_noisy + w[:, lag] * (n[0, 0, s] if s >= t // block * block else x[0, s])
+                want_noisy = want_noisy + w[:, lag] * (n[0, :, s] if s >= t // block * block else x[0, s])
         np.testing.assert_allclose(out[0, t], want, atol=1e-5)
-        np.testing.assert_allclose(noisy_out[0, 0, t], want_noisy, atol=1e-5)
+        np.testing.assert_allclose(noisy_out[0, :, t], want_noisy, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend, kind, capability, problem", [

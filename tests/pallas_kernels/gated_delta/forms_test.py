@@ -77,6 +77,22 @@ def test_folded_matches_recurrence_float64(x64, case):
     assert_close(values_and_gradients(*args, form="folded", **options), want, 1e-12)
 
 
+def test_causal_views_match_recurrence_float64(x64):
+    """The last token of a block reads the same state either way; the others do not."""
+    rng = np.random.default_rng(8)
+    clean, noisy = make_streams(rng, 2, 44, 2, 1, 2, 8, 6)
+    documents = jnp.asarray(random_documents(rng, 2, 44, 4, 0.3))
+    args = (*cast((clean, noisy, None), jnp.float64), cast(cotangents_for(rng, clean, noisy), jnp.float64))
+    options = dict(block_size=4, chunk_size=16, documents=documents)
+    want = values_and_gradients(*args, form="sequential", causal=True, **options)
+    assert_close(values_and_gradients(*args, form="folded", causal=True, **options), want, 1e-12)
+    block_end = values_and_gradients(*args, form="sequential", **options)
+    np.testing.assert_allclose(want[1][:, :, 3::4], block_end[1][:, :, 3::4], atol=1e-14)
+    assert np.all(np.abs(want[1] - block_end[1]).max(axis=(0, 1, 3, 4)).reshape(-1, 4)[:, :3] > 1e-3)
+    with pytest.raises(ValueError, match="form='route_i' with causal=True; accepted: 'folded', 'sequential'"):
+        two_stream_gated_delta(*args[:2], form="route_i", causal=True, block_size=4)
+
+
 @pytest.mark.parametrize("form", ["route_i", "route_ii"])
 @pytest.mark.parametrize("block", [2, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 16))])
 def test_routes_match_recurrence_float64(x64, form, block):
