@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "dlm_jax.objectives": ("dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring"),
     "dlm_jax.decode": ("dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring"),
     "dlm_jax.data": ("dlm_jax.types",),
-    "dlm_jax.io": ("dlm_jax.types", "dlm_jax.models.config"),
+    "dlm_jax.io": ("dlm_jax.types", "dlm_jax.models.config", "dlm_jax.models.hf_config"),
     "dlm_jax.train": (
         "dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring", "dlm_jax.models", "dlm_jax.objectives", "dlm_jax.decode",
         "dlm_jax.data", "dlm_jax.io"),

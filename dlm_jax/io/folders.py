@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm_jax.io import tensor_files
-from dlm_jax.models import config as configs
+from dlm_jax.models import hf_config as configs
 from dlm_jax.models.config import TransformerConfig
 
 CONFIG = "config.json"

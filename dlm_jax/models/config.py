@@ -1,11 +1,10 @@
-"""Shape and family of a transformer, read from and written to Hugging Face config dictionaries."""
+"""Shape and family of a transformer."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +18,8 @@ class Family:
       bidirectional: every token sees every other; else those up to itself.
       shift: the output at index i predicts the token at i + shift.
       dual: a second attention set in every layer, the diffusion view.
+      gated_attention: q_proj also makes a gate per query head, whose sigmoid scales what the head returns.
+      centred_norms: scales of norms are stored less one.
     """
 
     architecture: str
@@ -27,11 +28,17 @@ class Family:
     bidirectional: bool = False
     shift: int = 1
     dual: bool = False
+    gated_attention: bool = False
+    centred_norms: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3_5_text": Family(
+        architecture="Qwen3_5ForCausalLM", qk_norm=True, gated_attention=True, centred_norms=True),
+    "qwen3_next": Family(
+        architecture="Qwen3NextForCausalLM", qk_norm=True, gated_attention=True, centred_norms=True),
     "orthrus": Family(architecture="OrthrusLM", qk_norm=True, dual=True),
     "orthrus-qwen2": Family(architecture="OrthrusQwen2LM", qkv_bias=True, dual=True),
     "llada": Family(architecture="LLaDAModelLM", bidirectional=True, shift=0),
@@ -39,16 +46,63 @@ FAMILIES: Mapping[str, Family] = {
     "a2d-qwen3": Family(architecture="A2DQwen3LMHeadModel", qk_norm=True, bidirectional=True, shift=0),
     "a2d-qwen2": Family(architecture="A2DQwen2LMHeadModel", qkv_bias=True, bidirectional=True, shift=0),
 }
-# LLaDA's config.json has OLMo's names for the same things
-_LLADA_NAMES = {
-    "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size", "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "initializer_range": "init_std",
-    "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
-    "hidden_act": "activation_type"}
-_LLADA_FIXED = {
-    "alibi": False, "attention_layer_norm": False, "block_type": "llama", "include_bias": False,
-    "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms", "multi_query_attention": False,
-    "rope": True, "scale_logits": False}
+
+
+def _check_sizes(owner, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(owner, name) < 1:
+            raise ValueError(f"{name} = {getattr(owner, name)}: must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """Shape of a gated delta rule mixer.
+
+    Attributes:
+      key_heads: J. value_heads: H, a multiple of J; value head h reads key head h // (H / J).
+      key_dim: E, width of a query or key head. value_dim: F, width of a value head.
+      taps: tokens the short convolution reads, its own included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+
+    def __post_init__(self):
+        _check_sizes(self, ("key_heads", "value_heads", "key_dim", "value_dim", "taps"))
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads = {self.value_heads} is not a multiple of key_heads = {self.key_heads}; "
+                             "every key head serves the same number of value heads")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoE:
+    """Shape of a mixture of experts.
+
+    Attributes:
+      experts: how many there are. active: how many read each token.
+      width: of each expert. shared_width: of the expert that reads every token.
+      normalise: weights of a token's experts are divided by their sum.
+    """
+
+    experts: int
+    active: int
+    width: int
+    shared_width: int
+    normalise: bool = True
+
+    def __post_init__(self):
+        _check_sizes(self, ("experts", "active", "width", "shared_width"))
+        if self.active > self.experts:
+            raise ValueError(f"active = {self.active}: a token cannot be read by more than all {self.experts} experts")
+
+
+def parts(kind: str) -> tuple[str, str]:
+    """Returns mixer and MLP of a kind of layer: "gated_delta+moe" names both, "attention" has the plain "mlp"."""
+    mixer, _, mlp = kind.partition("+")
+    return mixer, mlp or "mlp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +119,10 @@ class TransformerConfig:
       max_position_embeddings: longest position the checkpoint was made for, tokens; generation refuses more.
       bos_token_id, eos_token_id, pad_token_id, mask_token_id: special ids, None where unknown.
       block_size: tokens of the blocks a dual or block-diffusion model was trained on, None where unknown.
-      pattern: kinds of the layers that repeat, names of `layers.MIXERS`; a stack is num_layers / len(pattern) periods.
+      pattern: kinds of the layers that repeat, each a key of `layers.MIXERS`, or one with a key of `layers.MLPS`
+        ("attention+moe"); a stack is num_layers / len(pattern) periods.
+      partial_rotary_factor: share of a head's width that RoPE turns, its first dimensions.
+      gated_delta, moe: shapes of such layers, None where the pattern has none.
       logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
     """
 
@@ -89,17 +146,21 @@ class TransformerConfig:
     block_size: int | None = None
     logit_shift: int | None = None
     pattern: tuple[str, ...] = ("attention",)
+    partial_rotary_factor: float = 1.0
+    gated_delta: GatedDelta | None = None
+    moe: MoE | None = None
 
     def __post_init__(self):
         if self.family not in FAMILIES:
             raise ValueError(f"model family {self.family!r} is not supported; accepted: {sorted(FAMILIES)}")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-                     "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        _check_sizes(self, ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+                            "num_kv_heads", "max_position_embeddings"))
         if not self.pattern or self.num_layers % len(self.pattern):
             raise ValueError(f"num_layers = {self.num_layers} is not a multiple of the {len(self.pattern)} layers of "
                              f"pattern {self.pattern}: a stack is whole periods of one layer or more")
+        for name in ("gated_delta", "moe"):
+            if getattr(self, name) is None and any(name in parts(kind) for kind in self.pattern):
+                raise ValueError(f"pattern {self.pattern} has {name} layers and {name} = None: give their shape")
         for name in ("rope_theta", "rms_norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be a positive number")
@@ -111,6 +172,9 @@ class TransformerConfig:
                 "every KV head serves the same number of query heads")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim}: rotary embedding needs an even number of at least 2")
+        if not 0 < self.partial_rotary_factor <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(f"partial_rotary_factor = {self.partial_rotary_factor} of head_dim = {self.head_dim}: "
+                             "must turn an even number of dimensions, at least 2 and at most all")
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.vocab_size:
@@ -125,6 +189,11 @@ class TransformerConfig:
     def num_periods(self) -> int:
         """How often `pattern` repeats."""
         return self.num_layers // len(self.pattern)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that RoPE turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def qk_norm(self) -> bool:
@@ -151,167 +220,16 @@ class TransformerConfig:
         """Whether every layer has a second attention set, the diffusion view."""
         return FAMILIES[self.family].dual
 
+    @property
+    def gated_attention(self) -> bool:
+        """Whether q_proj also makes a gate for what each query head returns."""
+        return FAMILIES[self.family].gated_attention
+
+    @property
+    def centred_norms(self) -> bool:
+        """Whether scales of norms are stored less one."""
+        return FAMILIES[self.family].centred_norms
+
     def replace(self, **changes) -> "TransformerConfig":
         """Returns a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
-
-
-def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
-    """Reads a Hugging Face `config.json` dictionary, with the old or the new home of the rotary base.
-
-    Args:
-      raw: the parsed file.
-
-    Returns:
-      The configuration.
-
-    Raises:
-      ValueError: an unsupported model type or feature, named with what is accepted.
-    """
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(FAMILIES)}")
-    if family == "llada":
-        raw = _from_llada(raw)
-    if raw.get("use_sliding_window"):
-        raise ValueError("use_sliding_window = true is not supported; accepted: false or absent")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
-    if FAMILIES[family].qk_norm and raw.get("attention_bias"):
-        raise ValueError(f"attention_bias = true is not supported for {family}; accepted: false or absent")
-    rope, scaling = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-    for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name} = {value!r}: expected an object or null")
-    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind != "default":
-        raise ValueError(f"rope_type = {kind!r} is not supported; accepted: 'default'")
-    heads, width, head_dim = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size"), raw.get("head_dim")
-    if head_dim is None and (heads < 1 or width % heads):
-        raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
-                         "and head_dim is not given; add head_dim to config.json")
-    theta_home = rope if rope.get("rope_theta") is not None else raw
-    return TransformerConfig(
-        family=family,
-        vocab_size=_integer(raw, "vocab_size"),
-        hidden_size=width,
-        intermediate_size=_integer(raw, "intermediate_size"),
-        num_layers=_integer(raw, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=_integer(raw, "num_key_value_heads", heads),
-        head_dim=width // heads if head_dim is None else _integer(raw, "head_dim"),
-        rope_theta=_number(theta_home, "rope_theta", 10000.0),
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
-        initializer_range=_number(raw, "initializer_range", 0.02),
-        max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
-        bos_token_id=_token(raw, "bos_token_id"),
-        eos_token_id=_token(raw, "eos_token_id"),
-        pad_token_id=_token(raw, "pad_token_id"),
-        mask_token_id=_token(raw, "mask_token_id"),
-        **{name: _integer(raw, name) for name in ("block_size", "logit_shift") if raw.get(name) is not None},
-    )
-
-
-def _from_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns LLaDA's dictionary under the common names."""
-    for name, value in _LLADA_FIXED.items():
-        if raw.get(name) not in (None, value):
-            raise ValueError(f"{name} = {raw[name]!r} is not supported for llada; accepted: {value!r} or absent")
-    renamed = {ours: raw[theirs] for ours, theirs in _LLADA_NAMES.items() if theirs in raw}
-    if raw.get("embedding_size") is not None:  # rows of the embedding, the ids there are logits for
-        renamed["vocab_size"] = raw["embedding_size"]
-    return {**raw, **renamed}
-
-
-def _to_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Undoes `_from_llada`."""
-    dropped = {"rope_parameters", "use_sliding_window", *_LLADA_NAMES}
-    kept = {name: value for name, value in raw.items() if name not in dropped}
-    return kept | {theirs: raw[ours] for ours, theirs in _LLADA_NAMES.items()} | _LLADA_FIXED | {
-        "embedding_size": raw["vocab_size"], "use_cache": False, "bias_for_layer_norm": False,
-        "layer_norm_with_affine": True, "embedding_dropout": 0.0, "residual_dropout": 0.0}
-
-
-def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = raw.get(name)
-    value = default if value is None else value
-    if value is None:
-        raise ValueError(f"a {raw['model_type']} model lacks {name!r}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = _field(raw, name, default)
-    if not _is_number(value):
-        raise ValueError(f"{name} = {value!r}: expected a number")
-    return float(value)
-
-
-def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = _field(raw, name, default)
-    if not _is_number(value) or value % 1:
-        raise ValueError(f"{name} = {value!r}: expected a whole number")
-    return int(value)
-
-
-def _boolean(raw: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = _field(raw, name, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} = {value!r}: expected true or false")
-    return value
-
-
-def _token(raw: Mapping[str, Any], name: str) -> int | None:
-    """Reads a special id; of several, the first."""
-    value = raw.get(name)
-    if isinstance(value, list):
-        if not value:
-            raise ValueError(f"{name} = []: expected an id, a list of at least one, or null")
-        value = value[0]
-    return None if value is None else _integer({name: value}, name)
-
-
-def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Writes a dictionary that `transformers` reads as the same model.
-
-    Args:
-      config: the configuration.
-      dtype: name of the weights' dtype, as stored.
-
-    Returns:
-      The content of `config.json`; the rotary base stands in both its old and its new place.
-    """
-    raw = {
-        "architectures": [FAMILIES[config.family].architecture],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "initializer_range": config.initializer_range,
-        "max_position_embeddings": config.max_position_embeddings,
-        "attention_dropout": 0.0,
-        "use_cache": True,
-        "use_sliding_window": False,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-    }
-    if config.qk_norm:
-        raw["attention_bias"] = False
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "block_size", "logit_shift"):
-        if getattr(config, name) is not None:
-            raw[name] = getattr(config, name)
-    return _to_llada(raw) if config.family == "llada" else raw

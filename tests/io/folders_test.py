@@ -6,7 +6,7 @@ import pytest
 
 import dlm_jax
 from dlm_jax.io import folders
-from dlm_jax.models import config as configs
+from dlm_jax.models import hf_config as configs
 from tests.conftest import tiny_config
 
 

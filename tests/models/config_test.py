@@ -2,7 +2,8 @@
 
 import pytest
 
-from dlm_jax.models import config as configs
+from dlm_jax.models import hf_config as configs
+from dlm_jax.models.config import FAMILIES
 from tests.conftest import tiny_config
 
 RAW = {
@@ -13,11 +14,11 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(configs.FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("tied", [True, False])
 def test_round_trip(family, tied):
     config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5,
-                         block_size=4, logit_shift=1 if configs.FAMILIES[family].bidirectional else None)
+                         block_size=4, logit_shift=1 if FAMILIES[family].bidirectional else None)
     assert configs.from_hf(configs.to_hf(config)) == config
     assert config.shift == 1
 
@@ -104,3 +105,52 @@ def test_bad_values_are_named(change, message):
 def test_a_missing_field_is_named():
     with pytest.raises(ValueError, match="lacks 'intermediate_size'"):
         configs.from_hf({k: v for k, v in RAW.items() if k != "intermediate_size"})
+
+
+HYBRID = RAW | {
+    "model_type": "qwen3_next", "num_hidden_layers": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+
+
+@pytest.mark.parametrize("change, pattern", [
+    ({}, ("gated_delta+moe",) * 3 + ("attention+moe",)),
+    (dict(full_attention_interval=2, num_experts=0), ("gated_delta", "attention")),
+    (dict(layer_types=["full_attention"] * 8, decoder_sparse_step=2), ("attention", "attention+moe")),
+    (dict(layer_types=["full_attention"] * 7 + ["linear_attention"], mlp_only_layers=[0], num_experts_per_tok=1),
+     ("attention",) + ("attention+moe",) * 6 + ("gated_delta+moe",)),
+    (dict(model_type="qwen3_5_text", partial_rotary_factor=0.5), ("gated_delta",) * 3 + ("attention",))])
+def test_layer_types_make_the_shortest_period(change, pattern):
+    config = configs.from_hf(HYBRID | change)
+    assert config.pattern == pattern
+    assert config.rotary_dim == (8 if "partial_rotary_factor" in change else 4)
+    assert configs.from_hf(configs.to_hf(config)) == config
+
+
+def test_a_wrapped_text_model_is_read():
+    text = HYBRID | {"model_type": "qwen3_5_text", "tie_word_embeddings": False}
+    wrapped = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 3}, "tie_word_embeddings": True}
+    assert configs.from_hf(wrapped) == configs.from_hf(text).replace(tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="text_config = None of a qwen3_5 model: expected an object"):
+        configs.from_hf({"model_type": "qwen3_5"})
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(layer_types=["full_attention"] * 7 + ["mamba"]), "'mamba' in layer_types.*full_attention.*linear_attention"),
+    (dict(layer_types=["full_attention"]), "lists 1 layers, num_hidden_layers is 8"),
+    (dict(linear_num_value_heads=3), "value_heads = 3 is not a multiple of key_heads = 2"),
+    (dict(linear_key_head_dim=0), "key_dim = 0: must be at least 1"),
+    (dict(num_experts_per_tok=5), "active = 5.*all 4 experts"),
+    (dict(partial_rotary_factor=0.2), "partial_rotary_factor = 0.2 of head_dim = 16"),
+    (dict(attention_bias=True), "attention_bias"),
+    (dict(linear_conv_kernel_dim=None), "lacks 'linear_conv_kernel_dim'")])
+def test_hybrids_that_cannot_be_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        configs.from_hf(HYBRID | change)
+
+
+def test_kinds_of_layers_need_their_shapes():
+    with pytest.raises(ValueError, match="has gated_delta layers and gated_delta = None"):
+        tiny_config("qwen3_5_text", pattern=("gated_delta",))
+    with pytest.raises(ValueError, match="has moe layers and moe = None"):
+        tiny_config("qwen3_next", pattern=("attention+moe",))

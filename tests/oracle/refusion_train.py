@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from dlm_jax.io import hf, names
 from dlm_jax.models import build
-from dlm_jax.models.config import from_hf
+from dlm_jax.models.hf_config import from_hf
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses, refusion
 

@@ -1,0 +1,247 @@
+"""Configurations read from and written to Hugging Face config dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, parts
+
+_WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
+_MIXERS = {"linear_attention": "gated_delta", "full_attention": "attention"}
+_GATED_DELTA = {
+    "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim", "taps": "linear_conv_kernel_dim"}
+_MOE = {
+    "experts": "num_experts", "active": "num_experts_per_tok", "width": "moe_intermediate_size",
+    "shared_width": "shared_expert_intermediate_size"}
+
+# LLaDA's config.json has OLMo's names for the same things
+_LLADA_NAMES = {
+    "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size", "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "initializer_range": "init_std",
+    "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
+    "hidden_act": "activation_type"}
+_LLADA_FIXED = {
+    "alibi": False, "attention_layer_norm": False, "block_type": "llama", "include_bias": False,
+    "include_qkv_bias": False, "input_emb_norm": False, "layer_norm_type": "rms", "multi_query_attention": False,
+    "rope": True, "scale_logits": False}
+
+
+def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
+    """Reads a Hugging Face `config.json` dictionary, with the old or the new home of the rotary base.
+
+    Args:
+      raw: the parsed file.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      ValueError: an unsupported model type or feature, named with what is accepted.
+    """
+    raw = _text_model(raw)
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(FAMILIES)}")
+    if family == "llada":
+        raw = _from_llada(raw)
+    if raw.get("use_sliding_window"):
+        raise ValueError("use_sliding_window = true is not supported; accepted: false or absent")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
+    if FAMILIES[family].qk_norm and raw.get("attention_bias"):
+        raise ValueError(f"attention_bias = true is not supported for {family}; accepted: false or absent")
+    rope, scaling = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} = {value!r}: expected an object or null")
+    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise ValueError(f"rope_type = {kind!r} is not supported; accepted: 'default'")
+    heads, width, head_dim = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size"), raw.get("head_dim")
+    if head_dim is None and (heads < 1 or width % heads):
+        raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
+                         "and head_dim is not given; add head_dim to config.json")
+    home = lambda name: rope if rope.get(name) is not None else raw
+    return TransformerConfig(
+        family=family,
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=width,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_layers=_integer(raw, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_integer(raw, "num_key_value_heads", heads),
+        head_dim=width // heads if head_dim is None else _integer(raw, "head_dim"),
+        rope_theta=_number(home("rope_theta"), "rope_theta", 10000.0),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
+        initializer_range=_number(raw, "initializer_range", 0.02),
+        max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
+        bos_token_id=_token(raw, "bos_token_id"),
+        eos_token_id=_token(raw, "eos_token_id"),
+        pad_token_id=_token(raw, "pad_token_id"),
+        mask_token_id=_token(raw, "mask_token_id"),
+        **{name: _integer(raw, name) for name in ("block_size", "logit_shift") if raw.get(name) is not None},
+        **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
+    )
+
+
+def _text_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the dictionary of the text model that another wraps, or the dictionary itself."""
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in _WRAPPED:
+        return raw
+    inner = raw.get("text_config")
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"text_config = {inner!r} of a {family} model: expected an object, the text model's")
+    outer = {name: raw[name] for name in ("tie_word_embeddings",) if raw.get(name) is not None}
+    return {**inner, **outer, "model_type": inner.get("model_type", _WRAPPED[family])}
+
+
+def _layers(raw: Mapping[str, Any], rotary_home: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads what a hybrid family says of its layers: their kinds as the shortest period, and the shapes of each."""
+    count = _integer(raw, "num_hidden_layers")
+    every = _integer(raw, "full_attention_interval", 4)
+    types = raw.get("layer_types") or [
+        "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
+    unknown = [kind for kind in types if kind not in _MIXERS]
+    if unknown:
+        raise ValueError(f"layer type {unknown[0]!r} in layer_types is not supported; accepted: {sorted(_MIXERS)}")
+    if len(types) != count:
+        raise ValueError(f"layer_types lists {len(types)} layers, num_hidden_layers is {count}")
+    kinds = [_MIXERS[kind] for kind in types]
+    if raw["model_type"] == "qwen3_next" and _integer(raw, "num_experts", 512):
+        step, plain = _integer(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+        kinds = [kind if i in plain or (i + 1) % step else kind + "+moe" for i, kind in enumerate(kinds)]
+    period = next(n for n in range(1, count + 1) if count % n == 0 and kinds == kinds[:n] * (count // n))
+    read = lambda names: {ours: _integer(raw, theirs) for ours, theirs in names.items()}
+    used = {part for kind in kinds for part in parts(kind)}
+    return {
+        "pattern": tuple(kinds[:period]),
+        "partial_rotary_factor": _number(rotary_home, "partial_rotary_factor", 0.25),
+        "gated_delta": GatedDelta(**read(_GATED_DELTA)) if "gated_delta" in used else None,
+        "moe": MoE(**read(_MOE), normalise=_boolean(raw, "norm_topk_prob", True)) if "moe" in used else None}
+
+
+def _layers_to_hf(config: TransformerConfig) -> dict[str, Any]:
+    """Undoes `_layers`."""
+    layers = [parts(kind) for kind in config.pattern * config.num_periods]
+    types = {ours: theirs for theirs, ours in _MIXERS.items()}
+    raw = {"layer_types": [types[mixer] for mixer, _ in layers], "partial_rotary_factor": config.partial_rotary_factor}
+    if config.gated_delta is not None:
+        raw |= {theirs: getattr(config.gated_delta, ours) for ours, theirs in _GATED_DELTA.items()}
+    if config.moe is not None:
+        raw |= {theirs: getattr(config.moe, ours) for ours, theirs in _MOE.items()}
+        raw |= {"norm_topk_prob": config.moe.normalise, "decoder_sparse_step": 1}
+    if config.family == "qwen3_next":
+        raw["mlp_only_layers"] = [i for i, (_, mlp) in enumerate(layers) if mlp == "mlp"]
+    return raw
+
+
+def _from_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns LLaDA's dictionary under the common names."""
+    for name, value in _LLADA_FIXED.items():
+        if raw.get(name) not in (None, value):
+            raise ValueError(f"{name} = {raw[name]!r} is not supported for llada; accepted: {value!r} or absent")
+    renamed = {ours: raw[theirs] for ours, theirs in _LLADA_NAMES.items() if theirs in raw}
+    if raw.get("embedding_size") is not None:  # rows of the embedding, the ids there are logits for
+        renamed["vocab_size"] = raw["embedding_size"]
+    return {**raw, **renamed}
+
+
+def _to_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes `_from_llada`."""
+    dropped = {"rope_parameters", "use_sliding_window", *_LLADA_NAMES}
+    kept = {name: value for name, value in raw.items() if name not in dropped}
+    return kept | {theirs: raw[ours] for ours, theirs in _LLADA_NAMES.items()} | _LLADA_FIXED | {
+        "embedding_size": raw["vocab_size"], "use_cache": False, "bias_for_layer_norm": False,
+        "layer_norm_with_affine": True, "embedding_dropout": 0.0, "residual_dropout": 0.0}
+
+
+def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = raw.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ValueError(f"a {raw['model_type']} model lacks {name!r}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = _field(raw, name, default)
+    if not _is_number(value):
+        raise ValueError(f"{name} = {value!r}: expected a number")
+    return float(value)
+
+
+def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = _field(raw, name, default)
+    if not _is_number(value) or value % 1:
+        raise ValueError(f"{name} = {value!r}: expected a whole number")
+    return int(value)
+
+
+def _boolean(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = _field(raw, name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} = {value!r}: expected true or false")
+    return value
+
+
+def _token(raw: Mapping[str, Any], name: str) -> int | None:
+    """Reads a special id; of several, the first."""
+    value = raw.get(name)
+    if isinstance(value, list):
+        if not value:
+            raise ValueError(f"{name} = []: expected an id, a list of at least one, or null")
+        value = value[0]
+    return None if value is None else _integer({name: value}, name)
+
+
+def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
+    """Writes a dictionary that `transformers` reads as the same model.
+
+    Args:
+      config: the configuration.
+      dtype: name of the weights' dtype, as stored.
+
+    Returns:
+      The content of `config.json`; the rotary base stands in both its old and its new place.
+    """
+    raw = {
+        "architectures": [FAMILIES[config.family].architecture],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+        "max_position_embeddings": config.max_position_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+    if config.qk_norm:
+        raw["attention_bias"] = False
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "block_size", "logit_shift"):
+        if getattr(config, name) is not None:
+            raw[name] = getattr(config, name)
+    if config.gated_attention:
+        raw |= _layers_to_hf(config)
+        raw["rope_parameters"] |= {"partial_rotary_factor": config.partial_rotary_factor}
+        del raw["use_sliding_window"]
+    return _to_llada(raw) if config.family == "llada" else raw
