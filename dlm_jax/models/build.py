@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.models.config import TransformerConfig
-from dlm_jax.models.layers import MIXERS, VIEWS
+from dlm_jax.models.config import TransformerConfig, parts
+from dlm_jax.models.layers import MIXERS, MLPS, VIEWS
 from dlm_jax.models.transformer import Transformer
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
@@ -29,9 +29,11 @@ def build(config: TransformerConfig, *, dtype: Any = None, remat: bool = False) 
     Raises:
       ValueError: a kind of layer in the pattern that is not known.
     """
-    unknown = sorted({*config.pattern} - {*MIXERS})
-    if unknown:
-        raise ValueError(f"pattern {config.pattern}: {unknown[0]!r} is no kind of layer; accepted: {sorted(MIXERS)}")
+    for kind in config.pattern:
+        mixer, mlp = parts(kind)
+        if mixer not in MIXERS or mlp not in MLPS:
+            raise ValueError(f"pattern {config.pattern}: {kind!r} is no kind of layer; accepted: {sorted(MIXERS)}, "
+                             f"or one of them with + and one of {sorted(MLPS)}")
     return Transformer(config, dtype, remat)
 
 

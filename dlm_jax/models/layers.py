@@ -1,6 +1,6 @@
 """The layers of a stack as thin Linen modules: they own parameters, `dlm_jax.nn` owns the mathematics.
 
-A layer is a mixer (attention, or another kind of `MIXERS`), which lets tokens read each other, and an MLP.
+A layer is a mixer of `MIXERS`, which lets tokens read each other, and an MLP of `MLPS`.
 
 Letters: B batch, T tokens, C wanted outputs (T where all are), S cache entries, D width, N query heads, K KV heads,
 H head dim, F MLP width, L layers of one kind.
@@ -8,42 +8,22 @@ H head dim, F MLP width, L layers of one kind.
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.shard_alike import shard_alike
 
-from dlm_jax.models.config import TransformerConfig
+from dlm_jax.models.config import TransformerConfig, parts
+from dlm_jax.models.moe import MoE
+from dlm_jax.models.owner import Owner, chosen
+from dlm_jax.models.recurrent import GatedDelta
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn.attention import attention
-from dlm_jax.nn.norms import rms_norm
 from dlm_jax.nn.rope import apply_rope
 from dlm_jax.scoring import Pass
 
 VIEWS = {"ar": "attention", "diffusion": "attention_diffusion"}  # and the module whose parameters it uses
-
-
-class Owner(nn.Module):
-    """A module that creates parameters with logical axis names."""
-
-    config: TransformerConfig
-    dtype: Any = None  # computation dtype; None computes in the parameters' own
-
-    def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
-        init = init or nn.initializers.normal(self.config.initializer_range)
-        value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
-        return value if self.dtype is None else value.astype(self.dtype)
-
-    def ones(self, name: str, size: int) -> Array:
-        return self.weight(name, (size,), (None,), nn.initializers.ones)
-
-
-def chosen(x: Array, wanted: Array | None) -> Array:
-    """Returns the (B, C, D) tokens `wanted` of (B, T, D); all of them for None."""
-    return x if wanted is None else jnp.take_along_axis(x, wanted[..., None], axis=1)
 
 
 class Attention(Owner):
@@ -74,7 +54,9 @@ class Attention(Owner):
         D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
         heads = lambda x, w: (x @ w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])  # plain products: no copies
         asked = told if wanted is None else told.take(wanted)
-        q = heads(chosen(x, wanted), self.weight("q_proj", (D, N, H), ("embed", "heads", None)))
+        width = 2 * H if c.gated_attention else H  # a query, and the gate of what it returns
+        q = heads(chosen(x, wanted), self.weight("q_proj", (D, N, width), ("embed", "heads", None)))
+        q, gate = q[..., :H], q[..., H:]
         k = heads(x, self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
         v = heads(x, self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
         if c.qkv_bias:
@@ -83,15 +65,16 @@ class Attention(Owner):
             k = k + self.weight("k_bias", (K, H), ("kv_heads", None), zeros)
             v = v + self.weight("v_bias", (K, H), ("kv_heads", None), zeros)
         if c.qk_norm:
-            q = rms_norm(q, self.ones("q_norm", H), c.rms_norm_eps)
-            k = rms_norm(k, self.ones("k_norm", H), c.rms_norm_eps)
-        q, k = apply_rope(q, asked.positions, c.rope_theta), apply_rope(k, told.positions, c.rope_theta)
+            q, k = self.normed(q, self.norm_scale("q_norm", H)), self.normed(k, self.norm_scale("k_norm", H))
+        rope = lambda x, positions: apply_rope(x, positions, c.rope_theta, c.rotary_dim)
+        q, k = rope(q, asked.positions), rope(k, told.positions)
         if cache is not None:
             cache = kv_cache.write(cache, layer, told.slots, k, v)
             k, v = (x.astype(q.dtype) for x in kv_cache.read(cache, layer))
         if context is not None:
             k, v = kv_cache.extended(context, k, v)
         out = attention(q, k, v, asked.visibility, form=self.form)
+        out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
         return out.reshape(*out.shape[:2], N * H) @ weight.reshape(N * H, D), cache
 
@@ -116,9 +99,6 @@ class Attention(Owner):
             head.shape[0], batch, capacity, config.num_kv_heads, config.head_dim, dtype))
 
 
-MIXERS = {"attention": Attention}  # what a name of `TransformerConfig.pattern` may be
-
-
 class MLP(Owner):
     """SwiGLU feed-forward of one layer."""
 
@@ -130,11 +110,16 @@ class MLP(Owner):
         return (jax.nn.silu(gate) * up) @ self.weight("down_proj", (F, D), ("mlp", "embed"))
 
 
+# what a kind of `TransformerConfig.pattern` may name, see `config.parts`
+MIXERS = {"attention": Attention, "gated_delta": GatedDelta}
+MLPS = {"mlp": MLP, "moe": MoE}
+
+
 class Layer(Owner):
     """One pre-norm layer.
 
     Attributes:
-      kind: of its mixer, a key of `MIXERS`.
+      kind: of its mixer and MLP, see `config.parts`.
       view: which attention set of a dual model runs, a key of `VIEWS`.
       form: see `Attention`.
     """
@@ -146,20 +131,22 @@ class Layer(Owner):
     @property
     def mixer(self) -> str:
         """Name of the mixer that runs, in the parameter tree."""
-        return VIEWS[self.view] if self.kind == "attention" else self.kind
+        mixer, _ = parts(self.kind)
+        return VIEWS[self.view] if mixer == "attention" else mixer
 
     @nn.compact
     def __call__(self, x, told: Pass, cache, layer, context=None, wanted=None):
         """Returns (B, C, D) activations and the cache; arguments as `Attention`'s, `x` before normalisation."""
         c = self.config
-        mixer = lambda name: MIXERS[self.kind](c, self.dtype, form=self.form, name=name)
+        mixing, mlp = parts(self.kind)
+        mixer = lambda name: MIXERS[mixing](c, self.dtype, form=self.form, name=name)
         x = nn.with_logical_constraint(x, ("batch", "length", None))
-        normed = rms_norm(x, self.ones("input_norm", c.hidden_size), c.rms_norm_eps)
+        normed = self.normed(x, self.norm_scale("input_norm", c.hidden_size))
         arguments = (normed, told, cache, layer, context, wanted)
         if c.dual and self.is_initializing():  # the other view's parameters exist as well
             for name in sorted({*VIEWS.values()} - {self.mixer}):
                 mixer(name)(*arguments)
         mixed, cache = mixer(self.mixer)(*arguments)
         x = chosen(x, wanted) + mixed
-        normed = rms_norm(x, self.ones("post_attention_norm", c.hidden_size), c.rms_norm_eps)
-        return x + MLP(c, self.dtype, name="mlp")(normed), cache
+        normed = self.normed(x, self.norm_scale("post_attention_norm", c.hidden_size))
+        return x + MLPS[mlp](c, self.dtype, name=mlp)(normed), cache

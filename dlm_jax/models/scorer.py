@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.models.config import parts
 from dlm_jax.models.layers import MIXERS, VIEWS
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import Caches
@@ -80,14 +81,14 @@ class BoundScorer:
     def init_cache(self, batch: int, capacity: int, window: int = 0) -> Caches:
         """See `scoring.Scorer.init_cache`; a member for every layer of a period, or of the whole stack if unrolled."""
         c, of = self.model.config, self.params
-        kinds = c.pattern if self.model.scan else c.pattern * c.num_periods
+        mixers = [parts(kind)[0] for kind in (c.pattern if self.model.scan else c.pattern * c.num_periods)]
         if not self.model.scan:
-            layers = [of[f"layers_{i}"] for i in range(len(kinds))]
+            layers = [of[f"layers_{i}"] for i in range(len(mixers))]
         else:
-            layers = [of["layers"]] if len(kinds) == 1 else [of["layers"][f"layer_{i}"] for i in range(len(kinds))]
+            layers = [of["layers"]] if len(mixers) == 1 else [of["layers"][f"layer_{i}"] for i in range(len(mixers))]
         return Caches(tuple(
-            MIXERS[kind].init_cache(c, layer[kind], batch, capacity, self.dtype, window)
-            for kind, layer in zip(kinds, layers, strict=True)))
+            MIXERS[mixer].init_cache(c, layer[mixer], batch, capacity, self.dtype, window)
+            for mixer, layer in zip(mixers, layers, strict=True)))
 
     def __call__(self, tokens, positions=None, visibility=None) -> Array:
         """See `scoring.Scorer.__call__`."""

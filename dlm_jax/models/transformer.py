@@ -18,9 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dlm_jax.models.layers import Layer, Owner, chosen
+from dlm_jax.models.layers import Layer
+from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.models.scorer import BoundScorer
-from dlm_jax.nn.norms import rms_norm
 from dlm_jax.scoring import Pass
 
 FEW = 4  # a scanned stack compiles its last period apart where one output in so many is wanted, or fewer
@@ -79,7 +79,7 @@ class Transformer(Owner):
         self.embed = self.weight("embed", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
         if not c.tie_word_embeddings:
             self.lm_head = self.weight("lm_head", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
-        self.final_norm = self.ones("final_norm", c.hidden_size)
+        self.final_norm = self.norm_scale("final_norm", c.hidden_size)
         optional_remat = lambda module: nn.remat(module, prevent_cse=False) if self.remat else module
         if not self.scan:
             layer = optional_remat(Layer)
@@ -108,7 +108,7 @@ class Transformer(Owner):
             x = chosen(x, wanted)
         else:
             x, cache = self._last_apart(x, told, cache, context, wanted)
-        return rms_norm(x, self.final_norm, self.config.rms_norm_eps), cache if context is None else context
+        return self.normed(x, self.final_norm), cache if context is None else context
 
     def _unrolled(self, x, told, cache, context, wanted):
         for i, layer in enumerate(self.layers):

@@ -27,6 +27,7 @@ RULES = (
     ("vocab", "tensor"),
     ("heads", "tensor"),
     ("kv_heads", "tensor"),
+    ("experts", "tensor"),
     ("mlp", "tensor"),
 )
 

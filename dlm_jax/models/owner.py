@@ -1,0 +1,39 @@
+"""What every module of a stack begins with: named parameters, and the choice of outputs.
+
+Letters: B batch, T tokens, C wanted outputs, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from dlm_jax.models.config import TransformerConfig
+from dlm_jax.nn.norms import rms_norm
+
+
+class Owner(nn.Module):
+    """A module that creates parameters with logical axis names."""
+
+    config: TransformerConfig
+    dtype: Any = None  # computation dtype; None computes in the parameters' own
+
+    def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
+        init = init or nn.initializers.normal(self.config.initializer_range)
+        value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
+        return value if self.dtype is None else value.astype(self.dtype)
+
+    def norm_scale(self, name: str, size: int) -> Array:
+        init = nn.initializers.zeros if self.config.centred_norms else nn.initializers.ones
+        return self.weight(name, (size,), (None,), init)
+
+    def normed(self, x: Array, scale: Array) -> Array:
+        return rms_norm(x, scale, self.config.rms_norm_eps, centred=self.config.centred_norms)
+
+
+def chosen(x: Array, wanted: Array | None) -> Array:
+    """Returns the (B, C, D) tokens `wanted` of (B, T, D); all of them for None."""
+    return x if wanted is None else jnp.take_along_axis(x, wanted[..., None], axis=1)
