@@ -6,7 +6,9 @@ so that the host holds less than two tensors beside the result. No pickle is ope
 
 from __future__ import annotations
 
+import collections
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,15 @@ def load_params(
       dtype: float dtype of every parameter; None keeps the stored ones.
 
     Returns:
-      The parameter tree (nested dict, layers stacked).
+      The parameter tree (nested dict, layers stacked). What a checkpoint holds beside its text model is left out and
+      named in the log.
 
     Raises:
       ValueError: a dtype that is not a float, no or damaged files, or missing, unknown, misshapen or non-float
         tensors, each named.
     """
     dtype = tensor_files.float_dtype(dtype)
-    stored = tensor_files.read_folder(Path(path))
+    stored = _text_model(path, tensor_files.read_folder(Path(path)))
     wanted = names.parameters(config)
     _check_stored(path, stored, wanted, config)
     params: dict = {}
@@ -55,6 +58,15 @@ def load_params(
             parent = parent.setdefault(key, {})
         parent[parameter.path[-1]] = _assemble(parameter, [stored[name] for name in parameter.names], sharding, dtype)
     return params
+
+
+def _text_model(path: str | Path, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors of the text model under their plain names; says what else there is."""
+    beside = collections.Counter(match[0].rstrip(".") for match in map(names.BESIDE.match, stored) if match)
+    if beside:
+        said = ", ".join(f"{count} of {part}" for part, count in sorted(beside.items()))
+        logging.getLogger(__name__).info("%s: tensors beside the text model are not loaded: %s", path, said)
+    return {names.plain(name): tensor for name, tensor in stored.items() if not names.BESIDE.match(name)}
 
 
 def _check_stored(
@@ -192,16 +204,31 @@ def _pending(config: TransformerConfig, params: Params) -> list[tensor_files.Pen
             problems.append(f"{'.'.join(parameter.path)} is {what}, expected {parameter.shape}")
     if problems:
         raise ValueError(f"the parameters do not fit the {config.family} configuration: {'; '.join(problems[:8])}")
+    held: dict[str, list] = {}  # what each tensor is made of: one part, or pieces
+    for parameter in wanted:
+        for name, index in zip(parameter.names, np.ndindex(*parameter.lead)):
+            held.setdefault(name, []).append((parameter, flat[parameter.path], index))
     return [
-        tensor_files.Pending(name, parameter.stored_shape, flat[parameter.path].dtype,
-                             functools.partial(_fetch, parameter, flat[parameter.path], index))
-        for parameter in wanted
-        for name, index in zip(parameter.names, np.ndindex(*parameter.lead))
+        tensor_files.Pending(name, made_of[0][0].stored_shape, jnp.result_type(*(value for _, value, _ in made_of)),
+                             functools.partial(_whole, made_of))
+        for name, made_of in held.items()
     ]
 
 
+def _whole(made_of: list) -> np.ndarray:
+    """Brings a tensor to the host, put together where it holds several parameters."""
+    parts = [_fetch(*part) for part in made_of]
+    first = made_of[0][0]
+    if first.piece is None:
+        return parts[0]
+    whole = np.empty(first.stored_shape, np.result_type(*parts))
+    for (parameter, _, _), part in zip(made_of, parts):
+        parameter.piece.put(whole, part)
+    return whole
+
+
 def _fetch(parameter: names.Parameter, value: Any, index: tuple[int, ...]) -> np.ndarray:
-    """Brings one stacked part to the host in its stored layout."""
+    """Brings one stacked part, or one piece, to the host in its stored layout."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         replicated = NamedSharding(value.sharding.mesh, PartitionSpec())
         part = jax.jit(lambda x, i: x[i], out_shardings=replicated)(value, index).addressable_data(0)
