@@ -182,9 +182,11 @@ class Runner:
         if (theirs is None) != (old.guide_prompt is None):
             raise ValueError("a batch takes pairs of prompts or plain ones, as it was started")
         room = 1 if theirs is None else old.guide_prompt.shape[1]
+        limit = int(limits[0])
+        spare = self.decoder.capacity(limit) - limit  # of whole blocks, or windows beyond the answer
         for name, length, most in (("prompt", len(prompt), old.prompt_capacity),
                                    ("the guide's prompt", 0 if theirs is None else len(theirs[0]), room),
-                                   ("max_new_tokens", self.decoder.capacity(int(limits[0])), old.capacity)):
+                                   ("max_new_tokens", limit, old.capacity - spare)):
             if length > most:
                 raise ValueError(f"{name}: {length} tokens do not fit a batch made for {most}; start it with longer "
                                  "prompts or answers (prompt_capacity, guide_capacity, capacity)")

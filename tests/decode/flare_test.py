@@ -1,13 +1,18 @@
 """FLARE's two decoders: beside plain loops that keep nothing, the autoregressive answers, and the laws they claim."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
-from dlm_jax.decode import ARTrust, Autoregressive, DiffusionTrust, Each, Runner, generate
+from dlm_jax.decode import (
+    ARTrust, Autoregressive, Constant, DiffusionTrust, Each, Runner, Sampler, SoftmaxArgmax, TruncatedArgmax, generate)
+from dlm_jax.decode.executables import EXECUTABLES
+from dlm_jax.decode.flare import policies
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
-from tests.decode import flare_reference
+from tests.decode import flare_reference, joint
 
 EOS, V = 1, 12
 MASK = V - 1
@@ -122,3 +127,117 @@ def test_diffusion_trust_is_a_plain_loop(network, plain, block_size, steps, thre
         last = max([whole, *(int(out.committed_at[row, i]) for i in seeds if i < len(answer))])
         assert out.ledger.after_prefill()[row] == last
     assert 0 < out.ledger.forwards["commit"].sum() and (block_size == 1 or out.ledger.forwards["denoise"].sum() > 8)
+
+
+# ---- sampling --------------------------------------------------------------------------------------------------
+
+CONTROLS = [dict(temperature=1.0, top_k=0, top_p=1.0), dict(temperature=0.7, top_k=5, top_p=0.9)]
+PLAIN = dict(temperature=0.7, top_k=0, top_p=1.0)
+
+
+def small():
+    """A causal model over 6 ids, whose drafts disagree with it."""
+    model = build.build(tiny_config("qwen3", vocab_size=joint.SMALL, hidden_size=16, intermediate_size=24, num_layers=1,
+                                    num_heads=2, num_kv_heads=1, head_dim=8, bos_token_id=None, pad_token_id=None,
+                                    eos_token_id=None, mask_token_id=joint.SMALL - 1))
+    return model, random_params(model, seed=3, scale=0.35)
+
+
+def draw(samples=joint.SAMPLES, **fields):
+    return joint.draw(*small(), ARTrust(**fields), samples)
+
+
+@pytest.mark.parametrize("fields, controls", [
+    (dict(horizon=3), CONTROLS[1]), (dict(horizon=2, on_reject="hold", cold_start="wide_last", tile=4), CONTROLS[0]),
+    (dict(horizon=3, policy=SoftmaxArgmax()), PLAIN)], ids=["exact", "exact held", "softmax"])
+def test_samples_are_distributed_as_the_model_says(fields, controls):
+    exact = joint.exact(*small(), **controls)
+    assert joint.p_value(draw(**fields, **controls), exact) > 0.01
+
+
+def test_policies_that_approximate_deviate_by_what_is_written_down():
+    """In total variation of three tokens: nothing but truncation for SoftmaxArgmax, 0.18 for TruncatedArgmax."""
+    controls = CONTROLS[1]
+    exact = joint.exact(*small(), **controls)
+    noise = joint.distance(draw(12_800, horizon=3, **controls), exact)
+    apart = {kind: joint.distance(draw(12_800, horizon=3, policy=kind(), **controls), exact)
+             for kind in (SoftmaxArgmax, TruncatedArgmax)}
+    untruncated = joint.exact(*small(), **PLAIN)
+    assert apart[SoftmaxArgmax] == pytest.approx(np.abs(untruncated - exact).sum() / 2, abs=2 * noise)
+    assert apart[TruncatedArgmax] == pytest.approx(0.18, abs=2 * noise)
+
+
+@pytest.mark.parametrize("broken", [
+    dict(left=lambda policy, p, q, drafted: jnp.exp(p)),
+    dict(chance=lambda policy, p, q: jnp.ones_like(p)),
+    dict(chance=lambda policy, p, q: (p > q).astype(jnp.float32))],
+    ids=["a correction from p", "every draft kept", "a draft kept where p > q only"])
+def test_a_broken_rule_is_caught(broken, monkeypatch):
+    EXECUTABLES.clear()
+    for name, rule in broken.items():
+        monkeypatch.setattr(policies, name, rule)
+    value = joint.p_value(draw(25_600, horizon=2, **CONTROLS[0]), joint.exact(*small(), **CONTROLS[0]))
+    EXECUTABLES.clear()
+    assert value < 1e-6
+
+
+@pytest.mark.parametrize("score", ["model", pytest.param("sampler", marks=SLOW)])
+def test_diffusion_trust_draws_a_blocks_tokens_from_the_noisy_rows(score):
+    """Of a block of two filled at once: p(seed) of the clean row times q(next) of the noisy row behind it."""
+    model, params = small()
+    decoder = DiffusionTrust(block_size=2, steps=1, score=score, **CONTROLS[1])
+    out = generate(model, params, [joint.PROMPT] * 25_600, decoder, max_new_tokens=2, seed=5)
+    run, S = flare_reference.Model(model, params), joint.SMALL
+    law = lambda logits: np.asarray(jax.nn.softmax(Sampler(**CONTROLS[1]).shaped(jnp.asarray(logits))), np.float64)
+    first = law(run(joint.PROMPT)[-1])
+    pairs = np.concatenate([first[i] * law(run(joint.PROMPT, [i, S - 1])[-2]) for i in range(S)])
+    counts = np.bincount(np.stack(out.tokens) @ [S, 1], minlength=S * S)
+    live = pairs > 0
+    assert counts[~live].sum() == 0
+    assert stats.chisquare(counts[live], pairs[live] / pairs.sum() * len(out.tokens)).pvalue > 0.01
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, fields, message", [
+    (ARTrust, dict(horizon=1), "horizon = 1"),
+    (ARTrust, dict(policy=SoftmaxArgmax), "expected a DraftPolicy, such as ExactTruncated"),
+    (ARTrust, dict(on_reject="keep"), "on_reject = 'keep': accepted are"),
+    (ARTrust, dict(cold_start="wide"), "cold_start = 'wide': accepted are"),
+    (ARTrust, dict(tile=0), "tile = 0"),
+    (DiffusionTrust, dict(block_size=0), "block_size = 0"),
+    (DiffusionTrust, dict(steps=-1), "steps = -1"),
+    (DiffusionTrust, dict(thresholds=0.9), "expected a Thresholds, such as Constant"),
+    (DiffusionTrust, dict(first="mask"), "first = 'mask': accepted are"),
+    (DiffusionTrust, dict(score="top"), "score = 'top': accepted are"),
+    (Constant, dict(probability=1.5), "probability = 1.5"),
+    (Each, dict(probabilities=()), "expected a tuple of numbers"),
+    (Each, dict(probabilities=(0.5, 2.0)), "probabilities = 2.0"),
+])
+def test_bad_fields_are_named(kind, fields, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize("decoder", [ARTrust(), DiffusionTrust()], ids=["ar_trust", "diffusion_trust"])
+def test_models_that_cannot_draft_are_refused(decoder):
+    with pytest.raises(ValueError, match="needs a causal model"):
+        generate(build.build(tiny_config("llada")), {}, [[3, 4]], decoder, max_new_tokens=4)
+    with pytest.raises(ValueError, match="names none: pass mask_id"):
+        generate(build.build(tiny_config("qwen3")), {}, [[3, 4]], decoder, max_new_tokens=4)
+
+
+def test_the_block_is_the_decoders_else_the_models(network):
+    model, params = network
+    trained = model.clone(config=model.config.replace(block_size=3))
+    sizes = [Runner(one, params, decoder).decoder.block_size for one, decoder in (
+        (model, DiffusionTrust()), (trained, DiffusionTrust()), (trained, DiffusionTrust(block_size=2)))]
+    assert sizes == [4, 3, 2]
+
+
+def test_a_newcomer_needs_room_for_its_windows(network):
+    runner = Runner(*network, ARTrust(horizon=5))
+    _, rows = runner.release(runner.start(runner.request([[3, 4]], max_new_tokens=16)), [0])
+    with pytest.raises(ValueError, match="max_new_tokens: 17 tokens do not fit a batch made for 16"):
+        runner.admit(rows, 0, [3], max_new_tokens=17)

@@ -12,8 +12,9 @@ from dlm_jax.decode.canvas import DRAFTED
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
-from tests.decode import dual_models
+from tests.decode import dual_models, joint
 from tests.decode.dual_models import EOS
+from tests.decode.joint import SMALL
 
 NETWORKS = {"trained": dual_models.trained, "untrained": dual_models.untrained}
 SLOW = pytest.mark.slow
@@ -150,9 +151,6 @@ def test_a_vocabulary_without_a_mask_is_refused():
 
 # ---- sampling --------------------------------------------------------------------------------------------------
 
-SMALL, FIRST, SAMPLES = 6, 3, 51_200  # ids, tokens whose joint distribution is compared, rows
-
-
 def small():
     """A dual model over 6 ids, whose views disagree."""
     model = build.build(tiny_config("orthrus", vocab_size=SMALL, hidden_size=16, intermediate_size=24, num_layers=1,
@@ -161,32 +159,8 @@ def small():
     return model, random_params(model, seed=3, scale=0.35)
 
 
-def exact_joint(model, params, prompt, **controls):
-    """Returns the probability of every triple of first tokens, from full forwards over all of them."""
-    triples = np.stack(np.meshgrid(*[np.arange(SMALL)] * FIRST, indexing="ij"), -1).reshape(-1, FIRST)
-    rows = jnp.asarray(np.concatenate([np.tile(prompt, (len(triples), 1)), triples], axis=1), jnp.int32)
-    logits = model.scorer(params)(rows)[:, len(prompt) - 1 : -1]
-    chance = np.asarray(jax.nn.softmax(Sampler(**controls).shaped(logits), axis=-1), np.float64)
-    return np.prod(np.take_along_axis(chance, triples[..., None], -1)[..., 0], axis=1)
-
-
-def p_value(tokens: np.ndarray, joint: np.ndarray) -> float:
-    """Chi-square of counted triples against their probabilities; rare triples share a cell."""
-    from scipy import stats
-
-    counts = np.bincount(tokens @ SMALL ** np.arange(FIRST)[::-1], minlength=SMALL**FIRST)
-    expected = joint * len(tokens)
-    rare = expected < 5
-    assert counts[joint == 0].sum() == 0, "a token that truncation removed was drawn"
-    pool = lambda x: np.append(x[~rare], x[rare].sum()) if expected[rare].sum() > 0 else x[~rare]
-    observed, expected = pool(counts), pool(expected)
-    return float(stats.chi2.sf(np.sum((observed - expected) ** 2 / expected), len(observed) - 1))
-
-
 def draw(decoder):
-    model, params = small()
-    out = generate(model, params, [[0, 2, 3]] * SAMPLES, decoder, max_new_tokens=FIRST + 1, seed=11, batch_size=12_800)
-    return np.stack([tokens[:FIRST] for tokens in out.tokens])
+    return joint.draw(*small(), decoder)
 
 
 CONTROLS = [dict(temperature=1.0, top_k=0, top_p=1.0), dict(temperature=0.7, top_k=5, top_p=0.9)]
@@ -197,9 +171,9 @@ CONTROLS = [dict(temperature=1.0, top_k=0, top_p=1.0), dict(temperature=0.7, top
     Autoregressive, lambda **c: Orthrus(block_size=2, **c), lambda **c: Orthrus(block_size=3, **c)],
     ids=["ar", "orthrus2", "orthrus3"])
 def test_samples_are_distributed_as_the_model_says(decoder, controls):
-    joint = exact_joint(*small(), [0, 2, 3], **controls)
-    assert joint.sum() == pytest.approx(1, abs=1e-5)
-    assert p_value(draw(decoder(**controls)), joint) > 0.01
+    exact = joint.exact(*small(), **controls)
+    assert exact.sum() == pytest.approx(1, abs=1e-5)
+    assert joint.p_value(draw(decoder(**controls)), exact) > 0.01
 
 
 def _corrected_from_p(drafts, draft_logits, logits, keys):
@@ -232,6 +206,6 @@ def test_a_broken_acceptance_rule_is_caught(name, monkeypatch):
     controls = CONTROLS[0]
     EXECUTABLES.clear()
     monkeypatch.setattr(speculative, "accept", BROKEN[name])
-    value = p_value(draw(Orthrus(block_size=2, **controls)), exact_joint(*small(), [0, 2, 3], **controls))
+    value = joint.p_value(draw(Orthrus(block_size=2, **controls)), joint.exact(*small(), **controls))
     EXECUTABLES.clear()
     assert value < 1e-6

@@ -62,7 +62,8 @@ class ExactTruncated(DraftPolicy):
 class SoftmaxArgmax(DraftPolicy):
     """The likeliest token as draft, a point mass as q, and the full softmax as p; nothing is held.
 
-    Exact for the sampler's temperature; its top-k and top-p shape nothing, so tokens that they remove are drawn.
+    Exact for the sampler's temperature alone: drafts keep p's mass and corrections the rest. Its top-k and top-p shape
+    nothing, so tokens that they remove are drawn.
 
     Source: FLARE, B.2, Softmax-Argmax; Eq. (21).
     """
@@ -78,6 +79,10 @@ class SoftmaxArgmax(DraftPolicy):
 @struct.dataclass
 class TruncatedArgmax(DraftPolicy):
     """The likeliest token as draft, judged as if it had been drawn from the truncated q: not exact.
+
+    Drafts are kept too often where q is flat and corrections avoid what q holds likely. Over a random model of 6 ids,
+    whose streams disagree as much as they can, the law of three tokens is 0.18 off in total variation; the better the
+    streams agree, the less.
 
     Source: FLARE, B.2, Truncated-Argmax; Eq. (22). q is that of the noisy row which the draft came from: rows of the
     present window stand elsewhere.

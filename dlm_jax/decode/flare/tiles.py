@@ -43,18 +43,19 @@ class Rows:
 
     Attributes:
       shape: (B, C).
+      vocabulary: V.
     """
 
     def __init__(self, score: Scorer, hidden: Array, tile: int = TILE):
         """Takes (B, C, D) hidden states and the scorer whose head reads them."""
-        self.shape, self._score, self._hidden, self._tile = hidden.shape[:-1], score, hidden, tile
-        self._count = -(-score.vocab_size // tile)
-        self._size = -(-score.vocab_size // self._count)
+        self.shape, self.vocabulary, self._score, self._hidden = hidden.shape[:-1], score.vocab_size, score, hidden
+        self._count = -(-self.vocabulary // tile)
+        self._size = -(-self.vocabulary // self._count)
         self._logits = score.head(hidden) if self._count == 1 else None
 
     def read(self, *readings: Reading) -> tuple:
         """Returns what each reading makes of one pass over the vocabulary."""
-        V, starts = self._score.vocab_size, tuple(reading.start for reading in readings)
+        V, starts = self.vocabulary, tuple(reading.start for reading in readings)
         fold = lambda carries, logits, ids: tuple(
             reading.read(carry, logits, ids) for reading, carry in zip(readings, carries, strict=True))
 
@@ -119,8 +120,8 @@ def of(tokens: Array) -> Reading:
     return Reading(jnp.full(tokens.shape, -jnp.inf), read, lambda carry: carry)
 
 
-def highest(shape: tuple[int, int], count: int = KEPT) -> Reading:
-    """Reads the (B, C, count) largest logits in order, -inf where there are no more."""
+def highest(shape: tuple[int, int], count: int) -> Reading:
+    """Reads the `count` largest logits, (B, C, count) in order."""
     read = lambda carry, logits, ids: jax.lax.top_k(jnp.concatenate([carry, logits], axis=-1), count)[0]
     return Reading(jnp.full((*shape, count), -jnp.inf), read, lambda carry: carry)
 
@@ -168,7 +169,10 @@ def law(rows: Rows, sampler: Sampler, *readings: Reading) -> tuple[Law, tuple]:
         return Law(heat, jnp.full(rows.shape, -jnp.inf), whole), tuple(found)
 
     def truncated():
-        whole, top, *found = rows.read(log_sum(rows.shape, heat), highest(rows.shape), *readings)
+        V = rows.vocabulary
+        whole, top, *found = rows.read(log_sum(rows.shape, heat), highest(rows.shape, min(KEPT, V)), *readings)
+        if V <= KEPT:  # there are no more
+            top = jnp.pad(top, ((0, 0), (0, 0), (0, 1)), constant_values=-jnp.inf)
         floor, settled = _floor(top / heat, whole, top_k, top_p)
         floor = jax.lax.cond(jnp.all(settled), lambda: floor, lambda: _searched(rows, heat, whole, top_k, top_p))
         floor = floor - _ROUNDING * (1 + jnp.abs(floor))
@@ -181,12 +185,12 @@ def _floor(top: Array, whole: Array, top_k: Array, top_p: Array) -> tuple[Array,
     """Returns the floor of a truncation that keeps few tokens.
 
     Args:
-      top: (B, C, K) the largest scaled logits, in order.
+      top: (B, C, K) the largest scaled logits, in order, -inf behind the last of all.
       whole: (B, C) log sum exp of all.
       top_k, top_p: (), see `Sampler`.
 
     Returns:
-      (B, C) floor, and (B, C) bool whether the K are enough to tell.
+      (B, C) floor, and (B, C) bool whether that is enough to tell.
     """
     last = top[..., -1]
     by_count = jnp.where(top_k > 0, top[..., jnp.clip(top_k - 1, 0, top.shape[-1] - 1)], -jnp.inf)
@@ -204,7 +208,7 @@ def _floor(top: Array, whole: Array, top_k: Array, top_p: Array) -> tuple[Array,
 def _searched(rows: Rows, heat: Array, whole: Array, top_k: Array, top_p: Array) -> Array:
     """Returns the (B, C) floor of any truncation, by passes over the vocabulary."""
     def by_count():
-        enough = jnp.minimum(top_k, rows._score.vocab_size).astype(jnp.float32)
+        enough = jnp.minimum(top_k, rows.vocabulary).astype(jnp.float32)
         floor = _highest_floor(rows, lambda scaled: jnp.ones_like(scaled), heat, enough)
         return floor, rows.read(log_sum(rows.shape, heat, floor))[0]
 
