@@ -34,6 +34,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import qwen3
 
         return qwen3.run
+    from tests.oracle import hybrid
+
+    if hybrid.is_hybrid(config, facts):
+        return hybrid.run
     if {"serial_num_blocks", "slot_threshold", "expected_positions"} <= first.keys():
         from tests.oracle import refusion_decode
 
