@@ -1,6 +1,7 @@
 """Hybrid stacks: training streams, passes over a cache, and what they must agree on."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,12 @@ def test_padding_and_neighbours_never_reach_a_state(window):
         np.testing.assert_allclose(runs[0][1][row, 0], alone[0, -1], **CLOSE)
 
 
+@functools.partial(jax.jit, static_argnames="model")
+def logits(model, params, tokens, told, cache=None):
+    score = model.scorer(params)
+    return score.head(score.hidden(tokens, told, cache)[0])
+
+
 def window_pass(model, params, advance, read, tentative, window=5):
     prefix, tokens = draw((3, 4)), draw((3, 7), 1)
     _, cache = feed(model, params, empty(model, params, 3, window), prefix, ints(0, 0, 0), ints(4, 4, 4))
@@ -82,9 +89,9 @@ def test_a_committed_window_is_its_accepted_tokens_replayed(model, accepted):
 
 
 @pytest.mark.parametrize("tentative, window", [(True, 5), (False, 7), (False, 0)])
-def test_a_window_reads_its_block_at_the_end(model, tentative, window):
+def test_a_window_reads_its_block_at_the_end(tentative, window):
     """Tokens that advance read as they would alone; a block as in a training row; nothing of it is left."""
-    advance, read = ints(4, 0, 2), ints(3, 3, 0)
+    model, advance, read = hybrid(), ints(4, 0, 2), ints(3, 3, 0)
     tokens, out, cache = window_pass(*model, advance, read, tentative, window)
     causal = dlm_jax.forward(*model, tokens)
     for row, count in enumerate(advance.tolist()):
@@ -122,8 +129,7 @@ def two_streams(model, params, clean, views, block_size, documents=None, causal=
         group_q=join(none, views_of), order_q=join(jnp.zeros_like(index), order),
         rank_k=join(index, tile(none)), group_k=join(none, views_of), order_k=join(jnp.zeros_like(index), order))
     told = Pass(jnp.tile(index - floor, (1, 1 + W)), rule, recurrence=Streams(documents, W, block_size, causal))
-    run = jax.jit(lambda params, rows: model.scorer(params).head(model.scorer(params).hidden(rows, told)[0]))
-    out = run(params, join(clean, views.reshape(B, -1)))
+    out = logits(model, params, join(clean, views.reshape(B, -1)), told)
     return out[:, :L], out[:, L:].reshape(B, W, L, -1)
 
 
@@ -178,12 +184,13 @@ def test_a_cache_that_is_only_read_stays_as_it_is():
     rank = jnp.where(entries < 4, entries, jnp.where(entries >= CAPACITY, entries - CAPACITY + 4, vis.NONE))
     rule = vis.by_rank(jnp.zeros_like(positions), jnp.full_like(positions, 7), rank.astype(jnp.int32))
     told = Pass(positions, rule, None, Window(ints(0, 0), ints(4, 4)))
-    hidden, after = score.hidden(block, told, cache)
+    hidden, after = jax.jit(lambda told: score.hidden(block, told, cache))(told)
     np.testing.assert_allclose(score.head(hidden), want, **CLOSE)
     jax.tree.map(np.testing.assert_array_equal, after, cache)
-    with pytest.raises(ValueError, match="only reads the cache says nothing of what recurrent layers read"):
-        score.hidden(block, told.replace(recurrence=None), cache)
-    with pytest.raises(ValueError, match="told the Streams of a training row"):
-        score.hidden(block, told.replace(recurrence=Streams()), cache)
-    with pytest.raises(ValueError, match="a row of 4 tokens is not a clean stream and 2 views"):
-        score.hidden(block, Pass(positions, vis.causal(jnp.ones((2, 4), bool)), recurrence=Streams(views=2)))
+    plain = Pass(positions, vis.causal(jnp.ones((2, 4), bool)))
+    for wrong, kept, message in (
+            (told.replace(recurrence=None), cache, "only reads the cache says nothing of what recurrent layers read"),
+            (told.replace(recurrence=Streams()), cache, "told the Streams of a training row"),
+            (plain.replace(recurrence=Streams(views=2)), None, "a row of 4 tokens is not a clean stream and 2 views")):
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(lambda told, kept: logits(model, params, block, told, kept), wrong, kept)
