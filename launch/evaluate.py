@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
                    help=f"where to seek an answer's final result, in order; of {', '.join(extractors.EXTRACTORS)} "
                    "(default: all of them in this order)")
     p.add_argument("--check-lossless", action="store_true",
-                   help="compare every answer with plain autoregressive decoding (--decoder orthrus)")
+                   help="compare every answer with plain autoregressive decoding (--decoder orthrus, ar_trust)")
     return p
 
 
@@ -78,13 +78,14 @@ def run(options: argparse.Namespace) -> int:
 
     name, chosen = decoders.chosen(options)
     cli.check_counts(options, "max_new_tokens", "batch_size", "timed", "limit")
-    if options.check_lossless and name != "orthrus":
-        raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus")
+    if options.check_lossless and (name == "autoregressive" or not chosen.decoder.lossless):
+        raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus "
+                         "and ar_trust")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out {options.out} exists already; give a new directory")
     extractors.check(options.extract)
     rows = sources.read_rows(options.data)[:options.limit]
-    subject = decoders.load(options)
+    subject = decoders.load(options, chosen.decoder)
 
     from dlm_jax.evals import runner, tasks
 

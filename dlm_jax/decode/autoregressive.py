@@ -55,6 +55,7 @@ class Autoregressive(Decoder):
     """
 
     needs = Needs(bidirectional=False)
+    lossless = True
     sampler: Sampler = Sampler()
 
     def init(self, score: Scorer, request: Request) -> State:
@@ -64,9 +65,8 @@ class Autoregressive(Decoder):
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `Decoder.step`."""
         active = ~state.done
-        number = state.length[:, None] - 1
-        hidden, cache = ask(score, request, Queries(
-            state.last[:, None], number, active[:, None], request.position(number)), state.cache)
+        hidden, cache = self.replay(score, request, state.length - 1, state.last[:, None],
+                                    active.astype(jnp.int32), state.cache)
         keys = sampling.draw_keys(request.keys, state.length, state.length[:, None])
         token = self.sampler.draw(score.head(hidden), keys)[:, 0]
         counts = state.counts.add(DECODE, active.astype(jnp.int32), active)
@@ -76,3 +76,9 @@ class Autoregressive(Decoder):
         done = state.done | (token == request.eos_id) | (length >= request.max_new_tokens)
         return State(canvas, jnp.where(active, token, state.last), length, cache.commit(active.astype(jnp.int32)),
                      counts, done)
+
+    def replay(self, score: Scorer, request: Request, start: Array, tokens: Array, size: Array, cache: Cache
+               ) -> tuple[Array, Cache]:
+        """See `Decoder.replay`."""
+        number = start[:, None]
+        return ask(score, request, Queries(tokens, number, size[:, None] > 0, request.position(number)), cache)

@@ -18,8 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm_jax.decode import api, orthrus
+from dlm_jax.decode import api
 from dlm_jax.decode.autoregressive import Autoregressive
+from dlm_jax.decode.flare import ARTrust
+from dlm_jax.decode.orthrus import Orthrus
+from dlm_jax.decode.protocol import Decoder
 from dlm_jax.decode.queries import prefill
 from dlm_jax.decode.request import Request, bucket, make
 from dlm_jax.nn import visibility as vis
@@ -113,41 +116,42 @@ def check_lossless(
     model: Model,
     params: Params,
     prompts: Sequence[Sequence[int]],
-    decoder: orthrus.Orthrus | None = None,
+    decoder: Decoder | None = None,
     *,
     max_new_tokens: int | Sequence[int],
     eos_id: int | None = None,
     mask_id: int | None = None,
     batch_size: int | None = None,
 ) -> Report:
-    """Decodes prompts with Orthrus and token by token, and explains the first difference of every row.
+    """Decodes prompts with a decoder and token by token, and explains the first difference of every row.
 
     Args:
-      model: a dual module, as `load` returns it, of any dtype.
+      model: a module, as `load` returns it, of any dtype.
       params: its parameters.
       prompts: ragged lists of token ids.
-      decoder: greedy `Orthrus(...)`; None takes the default one.
+      decoder: greedy `Orthrus(...)` or `ARTrust(...)`; None takes the default one that the model is made for.
       max_new_tokens, eos_id, mask_id, batch_size: as in `generate`.
 
     Returns:
       The report; `report.lossless`, `report.identical`, `print(report)`.
 
     Raises:
-      ValueError: a decoder that is not greedy Orthrus, or as `generate`.
+      ValueError: a decoder that makes no such claim, or as `generate`.
     """
-    decoder = orthrus.Orthrus() if decoder is None else decoder
-    if not isinstance(decoder, orthrus.Orthrus) or decoder.sampler.temperature != 0:
-        raise ValueError(f"decoder = {decoder!r}: expected Orthrus(temperature=0); losslessness token by token is a "
-                         "property of greedy decoding, sampled answers agree in distribution only")
+    decoder = (Orthrus() if model.config.dual else ARTrust()) if decoder is None else decoder
+    if not getattr(decoder, "lossless", False) or isinstance(decoder, Autoregressive) or decoder.sampler.temperature:
+        raise ValueError(f"decoder = {decoder!r}: expected Orthrus(temperature=0) or ARTrust(temperature=0); "
+                         "losslessness token by token is a property of greedy decoding, sampled answers agree in "
+                         "distribution only")
     options = dict(max_new_tokens=max_new_tokens, eos_id=eos_id, mask_id=mask_id, batch_size=batch_size)
     found = api.generate(model, params, prompts, decoder, **options)
     expected = api.generate(model, params, prompts, Autoregressive(), **options)
     parted = [Parted(row, number, list(prompts[row]), ours, plain, found.committed_at[row])
               for row, (ours, plain) in enumerate(zip(found.tokens, expected.tokens))
               if (number := first_difference(ours, plain)) is not None]
+    mask_id = model.config.mask_token_id if mask_id is None else mask_id
     differences = [difference for start in range(0, len(parted), AT_ONCE)
-                   for difference in explain(
-                       model, params, parted[start : start + AT_ONCE], decoder.size(model.config))]
+                   for difference in explain(model, params, parted[start : start + AT_ONCE], decoder, mask_id)]
     return Report(len(prompts), int(sum(map(len, expected.tokens))), tuple(differences))
 
 
@@ -180,19 +184,23 @@ class Parted:
         return np.flatnonzero(np.diff(groups, prepend=-2))
 
 
-def explain(model: Model, params: Params, rows: Sequence[Parted], block_size: int) -> list[Difference]:
+def explain(model: Model, params: Params, rows: Sequence[Parted], decoder: Decoder, mask_id: int | None
+            ) -> list[Difference]:
     """Runs the forwards that led to both answers of each row again, and one float32 forward over all its tokens.
 
     Args:
-      model, params: a dual or autoregressive model.
+      model, params: of both answers.
       rows: what to explain.
-      block_size: K of the verification forwards.
+      decoder: of the answers found.
+      mask_id: its mask token.
     """
-    request = make([row.prompt for row in rows], max_new_tokens=[row.number + 1 for row in rows],
-                   capacity=bucket(max(row.number for row in rows) + 1))
+    decoder = decoder.fitted(model.config)
+    request = make([row.prompt for row in rows], max_new_tokens=[row.number + 1 for row in rows], mask_id=mask_id,
+                   capacity=decoder.capacity(bucket(max(row.number for row in rows) + 1)))
     prefixes = [row.found[: row.number] for row in rows]
-    plain = _logits(model, params, request, prefixes, [np.arange(row.number + 1) for row in rows], 1)
-    block = _logits(model, params, request, prefixes, [row.starts for row in rows], min(block_size, request.capacity))
+    each = [np.arange(row.number + 1) for row in rows]
+    plain = _logits(model, params, Autoregressive(), request, prefixes, each)
+    block = _logits(model, params, decoder, request, prefixes, [row.starts for row in rows])
     whole = [[*row.prompt, *prefix.tolist()] for row, prefix in zip(rows, prefixes)]
     length = np.array([len(tokens) for tokens in whole] + [1] * (request.batch - len(rows)), np.int32)
     exact = np.asarray(_whole(model, params, _padded(whole, request.batch, bucket(int(length.max()))), length))
@@ -214,31 +222,32 @@ def _padded(rows: Sequence[Sequence[int]], count: int, width: int, fill: int = 0
     return out
 
 
-def _logits(model, params, request: Request, prefixes, starts, width: int) -> np.ndarray:
+def _logits(model, params, decoder, request: Request, prefixes, starts) -> np.ndarray:
     """Feeds answers in the pieces that begin at their `starts`; returns the (R, V) logits behind the last tokens."""
     G = request.capacity
-    tokens, rounds = _padded(prefixes, request.batch, G + width), _padded(starts, request.batch, G, -1)
+    tokens, rounds = _padded(prefixes, request.batch, G + decoder.span), _padded(starts, request.batch, G + 1, -1)
     length = np.array([len(prefix) for prefix in prefixes] + [0] * (request.batch - len(prefixes)), np.int32)
-    return np.asarray(_replayed(model, width, params, request, tokens, rounds, length))
+    return np.asarray(_replayed(model, decoder, params, request, tokens, rounds, length))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _replayed(model, width, params, request, tokens, starts, length):
-    score = model.scorer(params)
-    hidden, cache, _ = prefill(score, request)
+def _replayed(model, decoder, params, request, tokens, starts, length):
+    score, width = model.scorer(params), min(decoder.span, request.capacity)
+    hidden, cache, _ = prefill(score, request, width)
     take = lambda x, index: jnp.take_along_axis(x, index, axis=1)
 
-    def piece(carry, start):
-        cache, last = carry
+    def piece(carry, of):
+        (cache, last), (start, following) = carry, of
         newest = jnp.maximum(start, 1) - 1
-        number = newest[:, None] + jnp.arange(width)
         size = jnp.where(start > 0, jnp.minimum(width, request.capacity - newest), 0)
-        out, cache = orthrus.forward(score, True, request, number, take(tokens, number), size, cache)
+        out, cache = decoder.replay(score, request, newest, take(tokens, newest[:, None] + jnp.arange(width)), size,
+                                    cache)
         here = (start > 0) & (newest < length) & (length <= newest + size)
         own = take(out, jnp.clip(length - 1 - newest, 0, width - 1)[:, None, None])[:, 0]
+        cache = cache.commit(jnp.where(following > 0, following - 1 - newest, size))
         return (cache, jnp.where(here[:, None], own, last)), None
 
-    (_, last), _ = jax.lax.scan(piece, (cache, hidden[:, 0]), starts.T)
+    (_, last), _ = jax.lax.scan(piece, (cache, hidden[:, 0]), (starts[:, :-1].T, starts[:, 1:].T))
     return score.head(last)
 
 

@@ -26,6 +26,8 @@ from dlm_jax.decode.request import Request
 from dlm_jax.decode.sampling import Sampler
 from dlm_jax.scoring import Cache, Scorer
 
+_SIZE = 32  # tokens of a block, the paper's (Sec. 4.1)
+
 
 @struct.dataclass
 class State:
@@ -67,6 +69,7 @@ class Orthrus(Decoder):
     """
 
     needs = Needs(bidirectional=False, mask=True, dual=True)
+    lossless = True
     block_size: int | None = static(None, least=2)
     sampler: Sampler = Sampler()
 
@@ -79,7 +82,22 @@ class Orthrus(Decoder):
 
     def size(self, model: Any) -> int:
         """Returns the block size for a model, given as its config or its scorer."""
-        return self.block_size or model.block_size or 32
+        return self.block_size or model.block_size or _SIZE
+
+    def fitted(self, config: Any) -> "Orthrus":
+        """See `Decoder.fitted`."""
+        return self.replace(block_size=self.size(config))
+
+    @property
+    def span(self) -> int:
+        """See `Decoder.span`."""
+        return self.block_size or _SIZE
+
+    def replay(self, score: Scorer, request: Request, start: Array, tokens: Array, size: Array, cache: Cache
+               ) -> tuple[Array, Cache]:
+        """See `Decoder.replay`: the verification."""
+        number = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        return forward(score, True, request, number, tokens, size, cache)
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""

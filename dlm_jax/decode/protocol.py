@@ -15,7 +15,7 @@ from jax import Array
 from dlm_jax.decode.parts import Part
 from dlm_jax.decode.request import Request
 from dlm_jax.decode.sampling import Sampler
-from dlm_jax.scoring import Scorer
+from dlm_jax.scoring import Cache, Scorer
 
 _SHORT = [field.name for field in dataclasses.fields(Sampler)]
 
@@ -49,6 +49,7 @@ class Decoder(Part):
     """
 
     needs: ClassVar[Needs]
+    lossless: ClassVar[bool] = False  # greedy answers are those of `Autoregressive`; such a decoder can `replay`
 
     def init(self, score: Scorer, request: Request) -> Any:
         """Returns the state after prefill."""
@@ -57,6 +58,27 @@ class Decoder(Part):
     def step(self, score: Scorer, request: Request, state: Any) -> Any:
         """Returns the state one round later."""
         raise NotImplementedError(f"{type(self).__name__} has no step(score, request, state)")
+
+    def replay(self, score: Scorer, request: Request, start: Array, tokens: Array, size: Array, cache: Cache
+               ) -> tuple[Array, Cache]:
+        """Runs the forward that committed some tokens again; `Cache.commit` must follow.
+
+        Args:
+          score, request: of the batch.
+          start: (B,) int32 number of the first token, the newest one before those were committed.
+          tokens: (B, K) int32 that token and what follows it, `span` of them.
+          size: (B,) int32 how many of them are read, 0 for rows that have none.
+          cache: of what precedes them.
+
+        Returns:
+          (B, K, D) hidden states, and the cache.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no replay(score, request, start, tokens, size, cache)")
+
+    @property
+    def span(self) -> int:
+        """Tokens that a forward commits at most."""
+        return 1
 
     def provisional(self, state: Any) -> tuple[Array, Array]:
         """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
@@ -88,6 +110,11 @@ class Decoder(Part):
             raise ValueError(f"{name} drafts with a second view and this {config.family} model has one: make a dual "
                              "model of it (launch.convert_weights to-orthrus, or dlm_jax.init_from_ar) and train that, "
                              "or decode it with Autoregressive")
+
+    def doubt(self, config: Any) -> str | None:
+        """Returns what to expect of a model that may not be trained for the procedure; None where nothing says so."""
+        del config
+        return None
 
     def check_request(
         self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None

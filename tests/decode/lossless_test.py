@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.decode import Autoregressive, Orthrus, check_lossless, generate, lossless, orthrus
+from dlm_jax.decode import ARTrust, Autoregressive, Orthrus, check_lossless, generate, lossless, orthrus
 from dlm_jax.decode.executables import EXECUTABLES
 from tests.decode import dual_models
 
@@ -17,28 +17,34 @@ def half(network):
     return model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
-def test_exact_answers_are_reported_as_such():
+DECODERS = pytest.mark.parametrize("decoder", [Orthrus(block_size=4), ARTrust(horizon=4)], ids=["orthrus", "ar_trust"])
+
+
+@DECODERS
+def test_exact_answers_are_reported_as_such(decoder):
     model, params = dual_models.untrained()
-    report = check_lossless(model, params, dual_models.prompts(1, 9), Orthrus(block_size=4), max_new_tokens=12,
-                            batch_size=4)
+    report = check_lossless(model, params, dual_models.prompts(1, 9), decoder, max_new_tokens=12, batch_size=4)
     assert report.identical and report.lossless and report.first is None and report.rows == 9
     assert report.tokens > 9 and str(report).startswith("lossless: 9 prompts")
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_half_precision_differs_in_near_ties_only(seed):
+@pytest.mark.parametrize("seed, decoder", [
+    (0, Orthrus(block_size=8)), (0, ARTrust(horizon=8)),
+    pytest.param(1, Orthrus(block_size=8), marks=pytest.mark.slow)])
+def test_half_precision_differs_in_near_ties_only(seed, decoder):
     model, params = half(dual_models.untrained(seed))
-    report = check_lossless(model, params, dual_models.prompts(2, 256), Orthrus(block_size=8), max_new_tokens=20)
+    report = check_lossless(model, params, dual_models.prompts(2, 256), decoder, max_new_tokens=20)
     assert report.lossless, str(report)
     assert report.differences, "nothing rounded otherwise: this test shows nothing"
     assert "near tie" in str(report)
 
 
+@DECODERS
 @pytest.mark.parametrize("network", [dual_models.untrained, lambda: half(dual_models.untrained())], ids=["f32", "bf16"])
-def test_a_wrong_token_is_a_divergence(network):
+def test_a_wrong_token_is_a_divergence(network, decoder):
     model, params = network()
     prompt = [3, 4, 5]
-    out = generate(model, params, [prompt], Orthrus(block_size=4), max_new_tokens=12, eos_id=-1)
+    out = generate(model, params, [prompt], decoder, max_new_tokens=12, eos_id=-1)
     for index in (1, 6, 11):
         wrong = out.tokens[0].copy()
         wrong[index] = (wrong[index] + 7) % 30
@@ -46,7 +52,7 @@ def test_a_wrong_token_is_a_divergence(network):
         ahead = lossless.Parted(0, index, prompt, wrong, right, at)
         behind = lossless.Parted(1, index, prompt, right, wrong, at)  # plain decoding may be what is wrong
         early = lossless.Parted(2, index, prompt, right[:index], right, np.where(np.arange(12) < index, at, -1))
-        found, swapped, ended = lossless.explain(model, params, [ahead, behind, early], 4)
+        found, swapped, ended = lossless.explain(model, params, [ahead, behind, early], decoder, 31)
         assert found.gap > 0 > swapped.gap and ended.gap == np.inf and (found.row, swapped.row, ended.row) == (0, 1, 2)
         for difference in (found, swapped, ended):
             assert not difference.near_tie and "DIVERGENCE" in str(difference)
@@ -84,8 +90,8 @@ def test_an_answer_that_ends_early_is_a_difference():
     assert lossless.first_difference(np.array([1, 2]), np.array([1, 2])) is None
 
 
-@pytest.mark.parametrize("decoder", [Orthrus(temperature=0.5), Autoregressive()])
+@pytest.mark.parametrize("decoder", [Orthrus(temperature=0.5), Autoregressive(), ARTrust(temperature=0.5)])
 def test_other_decoders_are_refused(decoder):
     model, params = dual_models.untrained()
-    with pytest.raises(ValueError, match=r"expected Orthrus\(temperature=0\)"):
+    with pytest.raises(ValueError, match=r"expected Orthrus\(temperature=0\) or ARTrust"):
         check_lossless(model, params, [[2]], decoder, max_new_tokens=4)

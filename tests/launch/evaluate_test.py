@@ -66,8 +66,9 @@ def dual(folder, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("fault", [False, True])
-def test_the_lossless_claim_is_checked_and_kept(dual, data, tmp_path, caplog, monkeypatch, fault):
+@pytest.mark.parametrize("name, setting, fault", [
+    ("orthrus", "block_size=4", False), ("orthrus", "block_size=4", True), ("ar_trust", "horizon=3", False)])
+def test_the_lossless_claim_is_checked_and_kept(dual, data, tmp_path, caplog, monkeypatch, name, setting, fault):
     if fault:  # the decoder says something else than plain decoding does
         honest = lossless.check_lossless
 
@@ -78,12 +79,13 @@ def test_the_lossless_claim_is_checked_and_kept(dual, data, tmp_path, caplog, mo
 
         monkeypatch.setattr(runner, "check_lossless", check)
     out = tmp_path / "found"
-    assert evaluate.main(["--model", str(dual), "--data", str(data), "--out", str(out), "--decoder", "orthrus", "--set",
-                          "block_size=4", "--max-new-tokens", "8", "--timed", "1", "--check-lossless"]) == int(fault)
+    assert evaluate.main(["--model", str(dual), "--data", str(data), "--out", str(out), "--decoder", name,
+                          "--set", setting, "--max-new-tokens", "8", "--timed", "1", "--check-lossless"]) == int(fault)
     row, = json.loads((out / "results.json").read_text())["systems"]
     assert (row["lossless"], row["divergences"]) == ((1 - 1 / 3, 1) if fault else (1.0, 0))
     assert row["lossless_report"].startswith("NOT lossless: 3 prompts" if fault else "lossless: 3 prompts")
     assert row["lossless_report"] in caplog.text
+    assert ("nothing says that it was trained to denoise" in caplog.text) == (name == "ar_trust")
 
 
 def test_a_sampled_answer_has_nothing_to_be_compared_with(dual, data, tmp_path, capsys):

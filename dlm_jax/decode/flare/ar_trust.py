@@ -88,6 +88,7 @@ class ARTrust(Decoder):
     """
 
     needs = Needs(bidirectional=False, mask=True)
+    lossless = True
     horizon: int = static(4, least=2)
     policy: DraftPolicy = ExactTruncated()
     on_reject: str = static("restart")
@@ -105,6 +106,26 @@ class ARTrust(Decoder):
     def capacity(self, max_new_tokens: int) -> int:
         """See `Decoder.capacity`: the last window reaches beyond the answer."""
         return max_new_tokens + 2 * self.horizon - 3
+
+    @property
+    def span(self) -> int:
+        """See `Decoder.span`."""
+        return self.horizon
+
+    def replay(self, score: Scorer, request: Request, start: Array, tokens: Array, size: Array, cache: Cache
+               ) -> tuple[Array, Cache]:
+        """See `Decoder.replay`: the window with its masks."""
+        offset, N = jnp.arange(2 * self.horizon - 1, dtype=jnp.int32), self.horizon
+        window = jnp.where(offset < size[:, None], jnp.pad(tokens, ((0, 0), (0, N - 1))), request.mask_id)
+        clean = jnp.broadcast_to(offset[:N], tokens.shape)
+        return forward(score, request, start, window, size, jnp.where(size > 0, N - 1, 0), cache, clean)
+
+    def doubt(self, config: Any) -> str | None:
+        """See `Decoder.doubt`."""
+        return None if config.block_size else (
+            "the model's config names no block_size, so nothing says that it was trained to denoise "
+            "(objectives.Flare): its drafts will hardly ever be kept: answers stay the clean stream's own, at "
+            "more work than Autoregressive's")
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""

@@ -108,6 +108,13 @@ class DiffusionTrust(Decoder):
         size = self.block_size or _SIZE
         return -(-max_new_tokens // size) * size
 
+    def doubt(self, config: Any) -> str | None:
+        """See `Decoder.doubt`."""
+        return None if config.block_size else (
+            "the model's config names no block_size, so nothing says that it was trained to denoise "
+            "(objectives.Flare): its noisy stream will hardly make sense, and what it says is the answer: decode "
+            "with Autoregressive or ARTrust")
+
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first block's seed, where it has one."""
         behind, cache, counts = prefill(score, request)
