@@ -1,5 +1,7 @@
 """FLARE's two decoders: beside plain loops that keep nothing, the autoregressive answers, and the laws they claim."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,24 +15,28 @@ from dlm_jax.decode.flare import policies
 from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
 from tests.decode import flare_reference, joint
+from tests.models import hybrids
 
 EOS, V = 1, 12
 MASK = V - 1
 SLOW = pytest.mark.slow
 
 
-def dense():
-    """A causal model over so few ids that a draft is kept now and then."""
-    model = build.build(tiny_config("qwen3", vocab_size=V, num_layers=2, mask_token_id=MASK))
+@functools.cache
+def network_of(kind):
+    """A model over so few ids that a draft is kept now and then."""
+    changes = dict(vocab_size=V, num_layers=2, mask_token_id=MASK)
+    if kind == "dense":
+        model = build.build(tiny_config("qwen3", **changes))
+    else:
+        model = build.build(hybrids.hybrid_config(
+            kind, **changes, **{"pattern": ("gated_delta", "attention")} if kind == "qwen3_5_text" else {}))
     return model, random_params(model, seed=3, scale=0.3)
 
 
-NETWORKS = {"dense": dense}
-
-
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=["dense", "qwen3_5_text", pytest.param("qwen3_next", marks=SLOW)])
 def network(request):
-    return NETWORKS[request.param]()
+    return network_of(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +50,15 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 LIMITS = [1, 2, 3, 9, 14, 20, 20, 20]
-READINGS = [(2, "restart", "compact"), (4, "restart", "compact"), (3, "hold", "wide_last"),
-            (5, "restart", "wide_first"), *(pytest.param(N, on, cold, marks=SLOW) for N, on, cold in (
-                (8, "hold", "compact"), (3, "restart", "wide_last"), (4, "hold", "wide_first")))]
+READINGS = [
+    ("dense", 2, "restart", "compact"), ("dense", 5, "restart", "wide_first"), ("dense", 3, "hold", "wide_last"),
+    ("qwen3_5_text", 4, "restart", "compact"), ("qwen3_5_text", 3, "hold", "wide_last"),
+    *(pytest.param(*reading, marks=SLOW) for reading in (
+        ("dense", 8, "hold", "compact"), ("dense", 3, "restart", "wide_last"), ("dense", 4, "hold", "wide_first"),
+        ("qwen3_5_text", 6, "restart", "wide_first"), ("qwen3_next", 4, "restart", "compact")))]
 
 
-@pytest.mark.parametrize("horizon, on_reject, cold_start", READINGS)
+@pytest.mark.parametrize("network, horizon, on_reject, cold_start", READINGS, indirect=["network"])
 def test_ar_trust_says_what_plain_decoding_says_in_the_rounds_of_a_plain_loop(
         network, plain, horizon, on_reject, cold_start):
     rows, decoder = prompts(0, 8), ARTrust(horizon=horizon, on_reject=on_reject, cold_start=cold_start)
@@ -76,7 +85,7 @@ def test_ar_trust_says_what_plain_decoding_says_in_the_rounds_of_a_plain_loop(
 @pytest.mark.parametrize("accepted", range(4))
 def test_drafts_from_elsewhere_are_kept_up_to_the_first_wrong_one(network, accepted):
     """Every number of drafts kept, on any backbone: what is committed goes on as if it had been said token by token."""
-    rows = prompts(5, 3)
+    rows = prompts(5, 8)
     expected = [tokens.tolist() for tokens in generate(
         *network, rows, Autoregressive(), max_new_tokens=20, eos_id=-1).tokens]
     runner = Runner(*network, ARTrust(horizon=4))
@@ -89,9 +98,11 @@ def test_drafts_from_elsewhere_are_kept_up_to_the_first_wrong_one(network, accep
             if accepted < 3:
                 drafts[row, accepted] = 2 + (drafts[row, accepted] - 1) % (V - 3)
         batch = runner.step(runner_rows(batch, drafts))
-        np.testing.assert_array_equal(batch.state.accepted[:3], accepted)
-        np.testing.assert_array_equal(batch.state.length[:3], length[:3] + accepted + 1)
-    out = runner.read(runner.run(batch), range(3))
+        np.testing.assert_array_equal(batch.state.accepted, accepted)
+        np.testing.assert_array_equal(batch.state.length, length + accepted + 1)
+    while not batch.done.all():
+        batch = runner.step(batch)
+    out = runner.read(batch, range(8))
     assert [tokens.tolist() for tokens in out.tokens] == expected
 
 
@@ -127,6 +138,32 @@ def test_diffusion_trust_is_a_plain_loop(network, plain, block_size, steps, thre
         last = max([whole, *(int(out.committed_at[row, i]) for i in seeds if i < len(answer))])
         assert out.ledger.after_prefill()[row] == last
     assert 0 < out.ledger.forwards["commit"].sum() and (block_size == 1 or out.ledger.forwards["denoise"].sum() > 8)
+
+
+@pytest.mark.parametrize("decoder", [
+    ARTrust(horizon=4, temperature=0.8), DiffusionTrust(block_size=4, steps=4, thresholds=Each((0.4,) * 4))],
+    ids=["ar_trust", "diffusion_trust"])
+def test_rows_of_recurrent_layers_come_and_go_without_a_trace(decoder):
+    runner, ask = Runner(*network_of("qwen3_5_text"), decoder), dict(max_new_tokens=20, eos_id=-1)
+    first, newcomer = prompts(7, 8), prompts(8, 1)[0]
+
+    def finished(batch):
+        while not batch.done.all():
+            batch = runner.step(batch)
+        return runner.read(batch, range(8))
+
+    undisturbed = finished(runner.start(runner.request(first, **ask, seed=3)))
+    batch = runner.start(runner.request(first, **ask, seed=3))
+    for _ in range(3):
+        batch = runner.step(batch)
+    _, batch = runner.release(batch, [2])
+    batch = runner.step(batch)
+    out = finished(runner.admit(batch, 2, newcomer, max_new_tokens=20, seed=9, number=4))
+    others = finished(runner.start(runner.request([newcomer, *first[:7]], **ask, seed=9, first_row=4)))
+    for name in ("canvas", "committed_at", "origin"):
+        ours = getattr(out, name)
+        np.testing.assert_array_equal(np.delete(ours, 2, 0), np.delete(getattr(undisturbed, name), 2, 0), err_msg=name)
+        np.testing.assert_array_equal(ours[2], getattr(others, name)[0], err_msg=name)
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------
@@ -228,16 +265,16 @@ def test_models_that_cannot_draft_are_refused(decoder):
         generate(build.build(tiny_config("qwen3")), {}, [[3, 4]], decoder, max_new_tokens=4)
 
 
-def test_the_block_is_the_decoders_else_the_models(network):
-    model, params = network
+def test_the_block_is_the_decoders_else_the_models():
+    model, params = network_of("dense")
     trained = model.clone(config=model.config.replace(block_size=3))
     sizes = [Runner(one, params, decoder).decoder.block_size for one, decoder in (
         (model, DiffusionTrust()), (trained, DiffusionTrust()), (trained, DiffusionTrust(block_size=2)))]
     assert sizes == [4, 3, 2]
 
 
-def test_a_newcomer_needs_room_for_its_windows(network):
-    runner = Runner(*network, ARTrust(horizon=5))
+def test_a_newcomer_needs_room_for_its_windows():
+    runner = Runner(*network_of("dense"), ARTrust(horizon=5))
     _, rows = runner.release(runner.start(runner.request([[3, 4]], max_new_tokens=16)), [0])
     with pytest.raises(ValueError, match="max_new_tokens: 17 tokens do not fit a batch made for 16"):
         runner.admit(rows, 0, [3], max_new_tokens=17)

@@ -46,8 +46,11 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
-    from tests.oracle import kernels, masked, orthrus
+    from tests.oracle import flare_model, kernels, masked, orthrus
 
+    flare = flare_model.runner(facts)
+    if flare is not None:
+        return flare
     if orthrus.is_orthrus(facts):
         return orthrus.run
     if masked.is_masked(cases):

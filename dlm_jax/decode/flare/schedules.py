@@ -6,11 +6,10 @@ Letters: B batch.
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array
 
-from dlm_jax.decode.parts import Part, check_number, number, static
+from dlm_jax.decode.parts import Part, check_number, number
 
 
 class Thresholds(Part):
@@ -37,17 +36,16 @@ class Constant(Thresholds):
 class Each(Thresholds):
     """A probability for each step, the last of them from then on."""
 
-    probabilities: tuple[float, ...] = static((0.9,))
+    probabilities: tuple[float, ...] = struct.field(default=(0.9,), metadata={"kind": float})
 
     def __post_init__(self):
-        super().__post_init__()
-        if not isinstance(self.probabilities, (tuple, list)) or not self.probabilities:
-            raise ValueError(f"probabilities = {self.probabilities!r}: expected a tuple of numbers, one a step")
-        for value in self.probabilities:
+        values = self.probabilities
+        if isinstance(values, (int, float, list)) or isinstance(values, tuple) and not values:
+            raise ValueError(f"probabilities = {values!r}: expected a tuple of numbers, one a step")
+        for value in values if isinstance(values, tuple) else ():
             check_number("probabilities", value, 0.0, 1.0)
-        object.__setattr__(self, "probabilities", tuple(map(float, self.probabilities)))
 
     def at(self, step: Array) -> Array:
         """See `Thresholds.at`."""
-        values = np.asarray(self.probabilities, np.float32)
-        return jnp.asarray(values)[jnp.minimum(step, len(values) - 1)]
+        values = jnp.asarray(self.probabilities, jnp.float32)
+        return values[jnp.minimum(step, len(values) - 1)]
