@@ -30,16 +30,17 @@ def bidirectional(valid: Array, document: Array | None = None) -> Visibility:
     return by_rank(jnp.zeros_like(index), jnp.full_like(index, LAST), jnp.where(valid, index, NONE))
 
 
-def orthrus_dual(valid: Array, limit: Array, block_size: int) -> Visibility:
+def orthrus_dual(valid: Array, limit: Array, block_size: int, floor: Array | None = None) -> Visibility:
     """Blocks of Orthrus' diffusion view over [clean keys, block keys].
 
-    A block token sees the clean tokens up to its limit, and its own block whole.
+    A block token sees the clean tokens from its floor up to its limit, and its own block whole.
 
     Args:
       valid: (B, S) bool, False on padding of the clean tokens, whose keys stand first and rank by index.
       limit: (B, P) int32 index of the last clean token that each block token sees, -1 for none; in training the
         one before its block's anchor.
       block_size: K, tokens; block token i belongs to block i // K.
+      floor: (B, P) int32 index of the first clean token that each sees, of its document; None for 0.
 
     Returns:
       The rule over P queries and S + P keys.
@@ -50,7 +51,7 @@ def orthrus_dual(valid: Array, limit: Array, block_size: int) -> Visibility:
     clean, rank = jnp.full(valid.shape, NONE, jnp.int32), jnp.where(valid, token_index(*valid.shape), NONE)
     join = lambda one, other: jnp.concatenate([one, other], axis=1)
     return Visibility(
-        floor_q=jnp.zeros_like(limit),
+        floor_q=jnp.zeros_like(limit) if floor is None else floor,
         limit_q=limit,
         group_q=block,
         order_q=jnp.zeros_like(limit),

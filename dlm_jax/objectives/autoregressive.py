@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.objectives import losses
+from dlm_jax.objectives import documents, losses
 from dlm_jax.objectives.base import Objective
 from dlm_jax.scoring import Scorer
 
@@ -27,6 +27,9 @@ class Autoregressive(Objective):
         """Returns rows whose "ar" weights sum to 1, or are all 0 where the batch supervises nothing."""
         del key
         self.check_batch(batch)
+        return documents.each(batch, self._rows)
+
+    def _rows(self, batch: dict[str, Array]) -> losses.Rows:
         tokens, length = batch["tokens"], batch["length"]
         index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         valid = index < length[:, None]

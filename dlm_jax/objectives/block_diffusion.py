@@ -20,7 +20,7 @@ from flax import struct
 from jax import Array
 
 from dlm_jax.nn import visibility
-from dlm_jax.objectives import losses, noise
+from dlm_jax.objectives import documents, losses, noise
 from dlm_jax.scoring import Pass, Scorer
 
 
@@ -75,13 +75,16 @@ class BlockDiffusion(noise.Denoising):
     def prepare(self, batch: dict[str, Array], key: Array) -> Rows:
         """Returns corrupted rows with the weight "mdm"."""
         self.check_batch(batch)
+        return documents.each(batch, lambda batch: self._rows(batch, key))
+
+    def _rows(self, batch: dict[str, Array], key: Array) -> Rows:
         (B, T), K = batch["tokens"].shape, self.block_size
         first = (batch["prompt_length"] if self.align == "response" else jnp.zeros(B, jnp.int32))[:, None]
         # ceil(first / K) blocks lie before it
         block = (jnp.arange(T, dtype=jnp.int32) - first) // K - (-first // K)
         rows = noise.supervise(batch, self.target, self.padding, self.eos_id, K, first)
         drawn = noise.draw(key, batch["example_id"], T, self.interval, block=block if self.time == "block" else None,
-                           antithetic=self.antithetic)
+                           antithetic=self.antithetic, exists=batch["length"] > 0)
         return arrange(rows, block, drawn, self)
 
     def rows_loss(self, score: Scorer, rows: Rows) -> tuple[Array, dict[str, Array]]:
@@ -99,15 +102,19 @@ class Rows:
 
     Attributes:
       tokens: (B, T) int32 clean ids.
+      positions: (B, T) int32.
       block: (B, T) int32 block number of each token, negative on padding.
       labels: (B, T) int32 the id of each token that the noisy stream masks, `losses.IGNORE` elsewhere.
       weights: "mdm", (B, T) float32 weight of each prediction.
+      documents: (B, T) int32 document number of each token of a packed row; None where a row is one document.
     """
 
     tokens: Array
+    positions: Array
     block: Array
     labels: Array
     weights: dict[str, Array]
+    documents: Array | None = None
 
 
 def arrange(rows: noise.Supervision, block: Array, drawn: noise.Noise, objective: BlockDiffusion) -> Rows:
@@ -123,10 +130,11 @@ def arrange(rows: noise.Supervision, block: Array, drawn: noise.Noise, objective
       The rows with the weight "mdm".
     """
     masked = rows.taught & (drawn.uniform < noise.rate(objective.schedule, drawn.time))
-    weight = noise.scales(rows.taught, objective.normalisation)
+    weight = noise.scales(rows.taught, objective.normalisation, jnp.any(rows.valid, axis=1))
     if objective.weighting == "schedule":
         weight = weight * noise.weight(objective.schedule, drawn.time)
-    return Rows(rows.tokens, jnp.where(rows.valid, block, visibility.NONE),
+    index = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32), rows.tokens.shape)
+    return Rows(rows.tokens, index, jnp.where(rows.valid, block, visibility.NONE),
                 jnp.where(masked, rows.tokens, losses.IGNORE), {"mdm": jnp.where(masked, weight, 0.0)})
 
 
@@ -142,5 +150,4 @@ def streams(rows: Rows, objective: BlockDiffusion) -> tuple[Array, Array, visibi
     """
     noisy = jnp.where(rows.labels != losses.IGNORE, objective.mask_id, rows.tokens)
     tokens = jnp.concatenate([rows.tokens, noisy], axis=1)
-    index = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
-    return tokens, jnp.broadcast_to(jnp.tile(index, 2), tokens.shape), visibility.two_stream(rows.block)
+    return tokens, jnp.tile(rows.positions, (1, 2)), visibility.two_stream(rows.block, rows.documents)

@@ -18,7 +18,7 @@ from jax import Array
 
 from dlm_jax.nn import visibility
 from dlm_jax.objectives.base import choice
-from dlm_jax.scoring import Pass, Scorer
+from dlm_jax.scoring import Pass, Scorer, Streams
 
 IGNORE = -100  # label of a token that predicts nothing
 DISTANCES = ("kl", "top_k_kl", "cross_entropy")
@@ -34,6 +34,7 @@ class Rows:
       valid: (B, T) bool, False on padding.
       labels: (B, T) int32 id predicted at each place, `IGNORE` where none.
       weights: for each term of the loss, (B, T) float32 weight of each prediction.
+      documents: (B, T) int32 document number of each token of a packed row; None where a row is one document.
     """
 
     tokens: Array
@@ -41,6 +42,7 @@ class Rows:
     valid: Array
     labels: Array
     weights: dict[str, Array]
+    documents: Array | None = None
 
 
 def token_nll(logits: Array, labels: Array) -> Array:
@@ -195,18 +197,25 @@ def head_distance(
     return found.replace(loss=found.loss + linear)
 
 
-def aligned(outputs: Array, shift: int) -> Array:
+def aligned(outputs: Array, shift: int, documents: Array | None = None) -> Array:
     """Returns outputs moved to the tokens they predict: place i holds output i - shift, the first `shift` their own.
 
     Args:
       outputs: (B, T, ...) hidden states or logits of a whole row.
       shift: `score.shift`, or 0 to leave them.
+      documents: (B, T) int32 document numbers of a packed row, each of which has first places.
     """
-    return jnp.concatenate([outputs[:, :shift], outputs[:, : outputs.shape[1] - shift]], axis=1) if shift else outputs
+    if not shift:
+        return outputs
+    moved = lambda x: jnp.concatenate([x[:, :shift], x[:, : x.shape[1] - shift]], axis=1)
+    if documents is None:
+        return moved(outputs)
+    same = (moved(documents) == documents).reshape(*documents.shape, *[1] * (outputs.ndim - 2))
+    return jnp.where(same, moved(outputs), outputs)
 
 
 def rows_nll(
-    score: Scorer, rows: Rows, chunk: int, rule: Callable[[Array], visibility.Visibility] = visibility.causal,
+    score: Scorer, rows: Rows, chunk: int, rule: Callable[..., visibility.Visibility] = visibility.causal,
     shift: int = 0,
 ) -> Array:
     """Scores rows, by default in physical order with labels where the outputs are.
@@ -215,14 +224,19 @@ def rows_nll(
       score: the model.
       rows: inputs and labels.
       chunk: tokens a row whose logits are held at a time.
-      rule: makes the visibility of `rows.valid`.
+      rule: makes the visibility of `rows.valid` and the rows' documents.
       shift: `score.shift` where labels stand at their own tokens.
 
     Returns:
       (B, T) float32 negative log-likelihoods, 0 where nothing is predicted.
     """
-    hidden, _ = score.hidden(rows.tokens, Pass(rows.positions, rule(rows.valid)))
-    return head_nll(score, aligned(hidden, shift), rows.labels, chunk)
+    if rows.documents is None:
+        document = recurrence = None
+    else:
+        document = jnp.where(rows.valid, rows.documents, visibility.NONE)
+        recurrence = Streams(document)
+    hidden, _ = score.hidden(rows.tokens, Pass(rows.positions, rule(rows.valid, document), recurrence=recurrence))
+    return head_nll(score, aligned(hidden, shift, document), rows.labels, chunk)
 
 
 def weighted(nll: Array, weights: dict[str, Array]) -> dict[str, Array]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dlm_jax.nn import visibility
-from dlm_jax.objectives import losses, noise
+from dlm_jax.objectives import documents, losses, noise
 from dlm_jax.scoring import Scorer
 
 
@@ -60,6 +60,9 @@ class MaskedDiffusion(noise.Denoising):
     def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         """Returns corrupted rows with the weight "mdm"."""
         self.check_batch(batch)
+        return documents.each(batch, lambda batch: self._rows(batch, key))
+
+    def _rows(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         if self.random_length:
             batch = batch | {"length": _cut(key, batch, self.random_length)}
         rows = noise.supervise(batch, self.target, self.padding, self.eos_id)
@@ -67,7 +70,7 @@ class MaskedDiffusion(noise.Denoising):
             first = batch["prompt_length"][:, None] if self.target == "response" else 0
             rows = noise.one_block(rows, key, batch, first, self.block_length, self.mask_id)
         drawn = noise.draw(key, batch["example_id"], batch["tokens"].shape[1], (self.eps, 1.0),
-                           antithetic=self.antithetic)
+                           antithetic=self.antithetic, exists=batch["length"] > 0)
         return arrange(rows, drawn, self)
 
     def rows_loss(self, score: Scorer, rows: losses.Rows) -> tuple[Array, dict[str, Array]]:
@@ -89,7 +92,8 @@ def arrange(rows: noise.Supervision, drawn: noise.Noise, objective: MaskedDiffus
       Rows whose labels stand where their tokens were, with the weight "mdm".
     """
     masked = rows.taught & (drawn.uniform < drawn.time)
-    weight = jnp.where(masked, noise.scales(rows.taught, objective.normalisation) / drawn.time, 0.0)
+    scale = noise.scales(rows.taught, objective.normalisation, jnp.any(rows.valid, axis=1))
+    weight = jnp.where(masked, scale / drawn.time, 0.0)
     index = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32), rows.tokens.shape)
     return losses.Rows(jnp.where(masked, objective.mask_id, rows.tokens), index, rows.valid,
                        jnp.where(masked, rows.tokens, losses.IGNORE), {"mdm": weight})

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from dlm_jax.objectives import documents
 from dlm_jax.objectives.base import Objective
 from dlm_jax.scoring import Scorer
 
@@ -64,6 +65,13 @@ class Denoising(Objective):
         super().check_ids()
         if self.eos_id is None and self.padding == "eos":
             raise ValueError("eos_id is None: give the id of the model's end of sequence, or padding='ignore'")
+
+    def check_batch(self, batch: dict[str, Array]) -> None:
+        """Raises ValueError also for packed rows that are to be filled."""
+        super().check_batch(batch)
+        if self.padding == "eos" and documents.packed(batch):
+            raise ValueError("padding = 'eos' fills rows up to the longest, and the documents of packed rows stand one "
+                             "after another: give padding='ignore'")
 
     def check(self, score: Scorer) -> None:
         super().check(score)
@@ -113,7 +121,7 @@ def row_keys(key: Array, example_id: Array, use: int) -> Array:
 
 def draw(
     key: Array, example_id: Array, length: int, interval: tuple[float, float], *, block: Array | None = None,
-    antithetic: bool = False,
+    antithetic: bool = False, exists: Array | None = None,
 ) -> Noise:
     """Draws the times and thresholds of a batch, each row from its own keys.
 
@@ -125,6 +133,7 @@ def draw(
       block: (B, T) int32 in 0..T - 1, tokens of a row with equal numbers share a time; None for one time a row.
       antithetic: spread the times of the batch evenly over the interval, from one random offset a step: the time of
         a row then follows its place in the batch, and the loss varies less from batch to batch.
+      exists: (B,) bool, False for rows that are wholly padding and take no place; None where there are none.
 
     Returns:
       The draws.
@@ -132,9 +141,10 @@ def draw(
     B, times = example_id.shape[0], 1 if block is None else length
     each = lambda use, size: jax.vmap(lambda k: jax.random.uniform(k, (size,)))(row_keys(key, example_id, use))
     if antithetic:
-        count = B if block is None else B * (jnp.max(block) + 1)
-        place = jnp.arange(B, dtype=jnp.int32)[:, None] + B * jnp.arange(times, dtype=jnp.int32)
-        time = (jax.random.uniform(key) + place / count) % 1.0
+        number = jnp.arange(B, dtype=jnp.int32) if exists is None else jnp.cumsum(exists) - exists
+        rows = B if exists is None else jnp.maximum(jnp.sum(exists), 1)
+        place = number[:, None] + rows * jnp.arange(times, dtype=jnp.int32)
+        time = (jax.random.uniform(key) + place / (rows if block is None else rows * (jnp.max(block) + 1))) % 1.0
     else:
         time = each(0, times)
     low, high = interval
@@ -224,13 +234,14 @@ def one_block(rows: Supervision, key: Array, batch: dict[str, Array], first: Arr
                        rows.taught & (number == active))
 
 
-def scales(taught: Array, normalisation: str) -> Array:
+def scales(taught: Array, normalisation: str, exists: Array | None = None) -> Array:
     """Returns the factor on every token's weighted loss.
 
     Args:
       taught: (B, T) bool.
       normalisation: "sequence", each row by its own taught tokens and then the mean over rows, LLaDA's; "token", the
         mean over all taught tokens; "batch", the sum over tokens, the mean over rows.
+      exists: (B,) bool, False for rows that are wholly padding and no rows of that mean; None where there are none.
 
     Returns:
       (B, 1) float32; a row that teaches nothing counts as a row of loss 0.
@@ -238,5 +249,6 @@ def scales(taught: Array, normalisation: str) -> Array:
     count = jnp.sum(taught, axis=1, keepdims=True).astype(jnp.float32)
     if normalisation == "token":
         return jnp.broadcast_to(1.0 / jnp.maximum(jnp.sum(count), 1.0), count.shape)
-    rows = jnp.full_like(count, 1.0 / count.shape[0])
+    number = count.shape[0] if exists is None else jnp.maximum(jnp.sum(exists), 1)
+    rows = jnp.full_like(count, 1.0 / number)
     return rows / jnp.maximum(count, 1.0) if normalisation == "sequence" else rows

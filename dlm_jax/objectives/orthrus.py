@@ -6,8 +6,9 @@ positions a..a+K-1, sees the clean tokens before a and itself whole, and nothing
 predict the next token, so the teacher of a block's offset i is the AR view's output at position a+i. Offsets
 0..K-2 are taught: the K-1 drafts that decoding uses.
 
-Every taught prediction of the batch has the same weight. A block fits its row: a + K is at most the row's length. A row
-with fewer possible anchors than J uses each once; one without any is skipped and counted in `skipped_rows`.
+Every taught prediction of the batch has the same weight. A block fits its row, or its document where rows are packed: a
++ K is at most their length. A row with fewer possible anchors than J uses each once; one without any is skipped and
+counted in `skipped_rows`.
 
 Gradients reach the diffusion view alone: the teacher, the clean keys and the head are constants.
 
@@ -27,7 +28,7 @@ from flax import struct
 from jax import Array
 
 from dlm_jax.nn import visibility
-from dlm_jax.objectives import losses
+from dlm_jax.objectives import documents, losses
 from dlm_jax.objectives.base import Objective
 from dlm_jax.scoring import Pass, Scorer
 
@@ -123,10 +124,12 @@ class Rows:
 
     Attributes:
       tokens: (B, T) int32 clean tokens.
-      valid: (B, T) bool, False on padding.
+      places: (B, T) int32 their positions.
+      documents: (B, T) int32 their documents' numbers, negative on padding.
       blocks: (B, P) int32 inputs of the diffusion view.
-      positions: (B, P) int32 their positions, which are also the clean indices of their teachers.
-      limit: (B, P) int32 last clean index that each sees, -1 for none.
+      positions: (B, P) int32 their positions.
+      teachers: (B, P) int32 clean indices of their teachers.
+      floor, limit: (B, P) int32 first and last clean index that each sees, floor - 1 for none.
       labels: (B, J, O) int32 the row's own next tokens, `losses.IGNORE` beyond its end.
       weights: (B, J, O) float32 weight of each prediction in the loss.
       share: (B, J) float32 weight of each block in means over blocks.
@@ -134,9 +137,12 @@ class Rows:
     """
 
     tokens: Array
-    valid: Array
+    places: Array
+    documents: Array
     blocks: Array
     positions: Array
+    teachers: Array
+    floor: Array
     limit: Array
     labels: Array
     weights: Array
@@ -150,7 +156,8 @@ def sample_anchors(key: Array, batch: dict[str, Array], objective: Orthrus) -> A
     Args:
       key: the step's key; row i uses `fold_in(key, example_id[i])`, so that neither its neighbours nor the number
         of devices change its anchors.
-      batch: `tokens` (B, T), `length` and `example_id` (B,) int32; `prompt_length` for anchors in the response.
+      batch: `tokens` (B, T), `length` and `example_id` (B,) int32; `prompt_length` for anchors in the response; packed
+        or not.
       objective: hyperparameters.
 
     Returns:
@@ -166,23 +173,47 @@ def sample_anchors(key: Array, batch: dict[str, Array], objective: Orthrus) -> A
         raise ValueError(f"rows of {T} tokens have no room for blocks of block_size = {K}; lengthen the rows, or "
                          "make the blocks smaller")
     J, index = min(objective.blocks, T - K + 1), jnp.arange(T, dtype=jnp.int32)
-    first = jnp.zeros_like(batch["length"]) if objective.anchors == "sequence" else batch["prompt_length"]
 
-    def one(example_id, first, length):
-        possible = (first <= index) & (index + K <= length)
+    def draw(example_id, first, length):
         bits = jax.random.bits(jax.random.fold_in(key, example_id), (T,))
+        return (first <= index) & (index + K <= length), bits
+
+    def choose(possible, bits):
         chosen = jnp.lexsort((bits, ~possible))[:J]
         return jnp.sort(jnp.where(possible[chosen], chosen, T))
 
-    drawn = jax.vmap(one)(batch["example_id"], first, batch["length"])
+    rows = documents.apart(batch) if documents.packed(batch) else batch
+    first = jnp.zeros_like(rows["length"]) if objective.anchors == "sequence" else rows["prompt_length"]
+    found = jax.vmap(draw)(rows["example_id"], first, rows["length"])
+    drawn = jax.vmap(choose)(*(documents.together(found, batch) if documents.packed(batch) else found))
     return jnp.where(drawn < T, drawn, -1).astype(jnp.int32)
+
+
+def bounds(batch: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Returns, of every token, its document's number (negative on padding), first index and the index after its last.
+
+    Args:
+      batch: packed, or not: then a row is one document.
+
+    Returns:
+      (B, T) int32 each.
+    """
+    index, length = jnp.arange(batch["tokens"].shape[1], dtype=jnp.int32), batch["length"]
+    if not documents.packed(batch):
+        first, end = jnp.zeros_like(batch["tokens"]), jnp.broadcast_to(length[:, None], batch["tokens"].shape)
+        return jnp.where(index < end, 0, visibility.NONE), first, end
+    number = jnp.maximum(batch["documents"], 0)
+    of_document = lambda x: jnp.take_along_axis(x, number, axis=1)
+    first = of_document(batch["start"])
+    end = first + of_document(length)
+    return jnp.where((batch["documents"] >= 0) & (index < end), batch["documents"], visibility.NONE), first, end
 
 
 def arrange(batch: dict[str, Array], anchors: Array, objective: Orthrus) -> Rows:
     """Builds blocks, visibility limits and weights; deterministic.
 
     Args:
-      batch: `tokens` (B, T) and `length` (B,) int32.
+      batch: `tokens` (B, T) and `length` (B,) int32; packed or not.
       anchors: (B, J) int32, -1 for a block that is not used.
       objective: hyperparameters.
 
@@ -191,14 +222,16 @@ def arrange(batch: dict[str, Array], anchors: Array, objective: Orthrus) -> Rows
 
     Source: Orthrus, Sec. 3.2.
     """
-    tokens, length, K = batch["tokens"], batch["length"][:, None], objective.block_size
+    tokens, K = batch["tokens"], objective.block_size
     B, T = tokens.shape
+    numbers, first, end = bounds(batch)
     offset = jnp.arange(K, dtype=jnp.int32)
     used, start = anchors >= 0, jnp.maximum(anchors, 0)
-    positions = (start[:, :, None] + offset).reshape(B, -1)
-    at = lambda index: jnp.take_along_axis(tokens, index, axis=1)
-    following = positions + 1
-    labels = jnp.where(following < length, at(jnp.minimum(following, T - 1)), losses.IGNORE)
+    index = (start[:, :, None] + offset).reshape(B, -1)
+    at = lambda x, index: jnp.take_along_axis(x, index, axis=1)
+    anchor = jnp.repeat(start, K, axis=1)
+    floor, following = at(first, anchor), index + 1
+    labels = jnp.where(following < at(end, anchor), at(tokens, jnp.minimum(following, T - 1)), losses.IGNORE)
     labels = labels.reshape(B, -1, K)[:, :, : objective.offsets]
     taught = jnp.broadcast_to(used[:, :, None], labels.shape)
     if objective.distance == "cross_entropy":
@@ -206,10 +239,13 @@ def arrange(batch: dict[str, Array], anchors: Array, objective: Orthrus) -> Rows
     even = lambda chosen: chosen / jnp.maximum(jnp.sum(chosen, dtype=jnp.float32), 1.0)
     return Rows(
         tokens=tokens,
-        valid=jnp.arange(T) < length,
-        blocks=jnp.where(jnp.tile(offset == 0, anchors.shape[1]), at(positions), objective.mask_id),
-        positions=positions,
-        limit=jnp.repeat(start - 1, K, axis=1),
+        places=jnp.arange(T, dtype=jnp.int32) - first,
+        documents=numbers,
+        blocks=jnp.where(jnp.tile(offset == 0, anchors.shape[1]), at(tokens, index), objective.mask_id),
+        positions=index - floor,
+        teachers=index,
+        floor=floor,
+        limit=anchor - 1,
         labels=labels,
         weights=even(taught),
         share=even(used),
@@ -232,9 +268,10 @@ def views(score: Scorer, rows: Rows, objective: Orthrus) -> tuple[Array, Array]:
     """
     B, T = rows.tokens.shape
     index = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    clean, cache = jax.lax.stop_gradient(
-        score.hidden(rows.tokens, Pass(index, visibility.causal(rows.valid), index), score.init_cache(B, T)))
-    rule = visibility.orthrus_dual(rows.valid, rows.limit, objective.block_size)
+    valid = rows.documents >= 0
+    clean, cache = jax.lax.stop_gradient(score.hidden(
+        rows.tokens, Pass(rows.places, visibility.causal(valid, rows.documents), index), score.init_cache(B, T)))
+    rule = visibility.orthrus_dual(valid, rows.limit, objective.block_size, rows.floor)
     hidden, _ = score.view("diffusion").hidden(rows.blocks, Pass(rows.positions, rule), cache)
     return hidden, clean
 
@@ -251,7 +288,7 @@ def compare(score: Scorer, rows: Rows, objective: Orthrus) -> losses.Distance:
     hidden, clean = views(score, rows, objective)
     # the head sees taught offsets only
     taught = lambda x: x.reshape(B, J, objective.block_size, *x.shape[2:])[:, :, :O].reshape(B, J * O, *x.shape[2:])
-    teacher = jnp.take_along_axis(clean, taught(rows.positions)[:, :, None], axis=1)
+    teacher = jnp.take_along_axis(clean, taught(rows.teachers)[:, :, None], axis=1)
     found = losses.head_distance(score, taught(hidden), teacher, rows.labels.reshape(B, J * O), objective.head_chunk,
                                  objective.distance, objective.temperature, objective.top_k)
     return jax.tree.map(lambda x: x.reshape(B, J, O), found)

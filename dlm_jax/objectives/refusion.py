@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from dlm_jax.objectives import losses
+from dlm_jax.objectives import documents, losses
 from dlm_jax.objectives.base import Objective, choice
 from dlm_jax.scoring import Scorer
 
@@ -75,6 +75,9 @@ class ReFusion(Objective):
     def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         """Returns corrupted rows with the weights "ar" and "mdm"; an empty term of the loss has weight 0."""
         self.check_batch(batch)
+        return documents.each(batch, lambda batch: self._rows(batch, key))
+
+    def _rows(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         corruption = corrupt(key, batch, self)
         inputs = arrange(batch, corruption, self.mask_id)
         weight = weights(inputs, corruption, self.normalisation)
@@ -244,7 +247,8 @@ def weights(inputs: Inputs, corruption: Corruption, normalisation: str = "paper"
     Source: ReFusion, Eq. 1-2; the released code for "released".
     """
     choice("normalisation", normalisation, NORMALISATIONS)
-    B = inputs.tokens.shape[0]
+    # rows that are wholly padding are no samples
+    B = jnp.maximum(jnp.sum(jnp.any(inputs.valid, axis=1)), 1).astype(jnp.float32)
     each = lambda mask, count: jnp.where(mask, 1.0 / (B * count[:, None].astype(jnp.float32)), 0.0)
     if normalisation == "paper":
         # an empty set has no token to weigh: 1 only keeps the unused quotient finite

@@ -185,6 +185,7 @@ def _place(
 ) -> dict[str, jax.Array]:
     """Joins the rows of all processes into global arrays."""
     require(batch, ("tokens", "length"), "the trainer")
+    config.objective.check_batch(batch)
     low, high = batch["tokens"].min(), batch["tokens"].max()
     if low < 0 or high >= vocab_size:  # a lookup on the device would silently take another row of the table
         raise ValueError(f"token id {low if low < 0 else high} lies outside the model's vocabulary of {vocab_size} "

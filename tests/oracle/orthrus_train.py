@@ -27,7 +27,7 @@ def _compute(model, params, rows, objective):
     gradient."""
     score = model.scorer(params)
     hidden, clean = orthrus.views(score, rows, objective)
-    mask = visibility.orthrus_dual(rows.valid, rows.limit, objective.block_size).dense()
+    mask = visibility.orthrus_dual(rows.documents >= 0, rows.limit, objective.block_size).dense()
     whole = dataclasses.replace(objective, last_offset=True)
     loss = lambda params, objective: objective.rows_loss(model.scorer(params), _taught(rows, objective))[0]
     return (mask, score.head(hidden), score.head(clean), orthrus.compare(score, _taught(rows, whole), whole).kl,
