@@ -16,7 +16,8 @@ from rich.console import Console
 
 from dlm_jax.evals import report, tasks
 from launch import cli
-from launch.quickstart import kept, plan, rows, stages, summary
+from launch.quickstart import kept, rows, stages, summary, systems
+from launch.quickstart.plan import Budget, Plan
 
 _HELP = """\
 Trains a tiny autoregressive Qwen3 on worked word problems, makes models of other kinds from it, answers held-out
@@ -32,15 +33,17 @@ answers end in "#### x" they are scored by x, otherwise by their whole text. The
 where the last one stopped.
 """
 
+PLANS = {"systems": systems.PLAN}
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
-def default_out(data: Path | None) -> Path:
-    """Returns where a run goes that names no directory: rows of one's own are a run of their own."""
-    return Path("runs") / ("quickstart" if data is None else data.stem)
+def default_out(data: Path | None, study: str = "systems") -> Path:
+    """Returns where a run goes that names no directory: rows of one's own, and other studies, are runs of their own."""
+    name = "quickstart" if data is None else data.stem
+    return Path("runs") / (name if study == "systems" else f"{name}-{study}")
 
 
-def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[str, Any]:
+def run(data: Path | None, out: Path, seed: int, budget: Budget, plan: Plan) -> dict[str, Any]:
     """Does the whole job, or what is left of it.
 
     Args:
@@ -48,6 +51,7 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
       out: directory of this run.
       seed: of everything random.
       budget: how large.
+      plan: the study.
 
     Returns:
       What results.json holds.
@@ -60,9 +64,9 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
     train_rows, test_rows = rows.make(data, seed, budget.rows, budget.questions)
     texts = {"train": rows.as_jsonl(train_rows), "test": rows.as_jsonl(test_rows)}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:16]
-    kept.claim(out, {"data": "word problems" if data is None else data.name, "rows": digest, "seed": seed,
+    kept.claim(out, {"study": plan.title, "data": "word problems" if data is None else data.name, "rows": digest, "seed": seed,
                      "budget": dataclasses.asdict(budget)})
-    count, stage = len(plan.TRAININGS) + 2, iter(range(1, 99))
+    count, stage = len(plan.trainings) + 2, iter(range(1, 99))
     head = lambda text: console.print(f"[bold]\\[{next(stage)}/{count}][/bold] {text}")
 
     head(f"rows and tokenizer: {len(train_rows)} rows to train on, {len(test_rows)} questions held out")
@@ -70,7 +74,7 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
         if not (out / "data" / f"{name}.jsonl").exists():
             kept.write(out / "data" / f"{name}.jsonl", text)
     tokenizer = rows.make_tokenizer(out / "tokenizer", train_rows, budget.vocabulary)
-    model = stages.make_model(tokenizer, budget)
+    model = stages.make_model(tokenizer, budget, plan.trainings[0].body)
     length, room = rows.lengths(train_rows, tokenizer, budget.longest)
     most, held = model.config.max_position_embeddings - room, len(test_rows)
     test_rows = rows.answerable(test_rows, tokenizer, most)
@@ -81,20 +85,20 @@ def run(data: Path | None, out: Path, seed: int, budget: plan.Budget) -> dict[st
     job = stages.Job(out, tokenizer, length, room, seed, budget)
 
     models, trained = {}, {}
-    for training in plan.TRAININGS:
+    for training in plan.trainings:
         head(f"train {training.title}: {budget.steps[training.name]} steps of rows of {length} tokens")
         models[training.name], trained[training.name] = stages.train(training, job, train_rows)
 
-    head(f"answer {len(test_rows)} questions with {len(plan.SYSTEMS)} systems, up to {room} tokens each")
+    head(f"answer {len(test_rows)} questions with {len(plan.systems)} systems, up to {room} tokens each")
     task = tasks.task_of("worked word problems" if data is None else data.name, test_rows, ("hash",))
     answered = {}
-    for system in plan.SYSTEMS:
+    for system in plan.systems:
         with console.status(f"{system.name} (compiling first)"):
             answered[system.name] = stages.answer(system, job, models, task)
 
     source = "generated word problems" if data is None else data.name
-    facts = summary.describe(model, tokenizer, trained, seed, source, questions)
-    results = summary.summarise("dlm_jax quickstart", task, trained, answered, facts, dropped)
+    facts = summary.describe(plan, model, tokenizer, trained, seed, source, questions)
+    results = summary.summarise(plan, task, trained, answered, facts, dropped)
     results["wall_seconds"] = time.perf_counter() - began
     kept.write(out / "results.json", json.dumps(results, ensure_ascii=False, indent=1) + "\n")
     report.write(out / "report.html", results)
@@ -108,15 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path,
                         help="directory of this run (default: runs/quickstart; with --data runs/<name of the file>)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
-    parser.add_argument("--budget", choices=sorted(plan.BUDGETS), default="standard",
+    parser.add_argument("--study", choices=sorted(PLANS), default="systems",
+                        help="which models are trained and answer (default: %(default)s)")
+    parser.add_argument("--budget", choices=sorted(systems.PLAN.budgets), default="standard",
                         help="how large the job is (default: %(default)s)")
 
     def work(options: argparse.Namespace) -> int:
         if options.seed < 0:
             raise ValueError(f"--seed {options.seed}: must be 0 or more")
-        out = options.out or default_out(options.data)
+        plan, out = PLANS[options.study], options.out or default_out(options.data, options.study)
         try:
-            results = run(options.data, out, options.seed, plan.BUDGETS[options.budget])
+            results = run(options.data, out, options.seed, plan.budgets[options.budget], plan)
         except (stages.Stopped, KeyboardInterrupt) as stop:
             print(stop or "stopped; the same command continues", file=sys.stderr)
             return 130

@@ -55,10 +55,10 @@ def weights_of(out: Path, training: str) -> Path:
     return out / "models" / training
 
 
-def make_model(tokenizer: Any, budget: Budget) -> Any:
+def make_model(tokenizer: Any, budget: Budget, family: str) -> Any:
     """Returns the module of the budget's shape."""
     return build.build(TransformerConfig(
-        family="qwen3", vocab_size=len(tokenizer), hidden_size=budget.width, intermediate_size=budget.intermediate,
+        family=family, vocab_size=len(tokenizer), hidden_size=budget.width, intermediate_size=budget.intermediate,
         num_layers=budget.layers, num_heads=budget.heads, num_kv_heads=budget.kv_heads,
         head_dim=budget.width // budget.heads, rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.05,
         max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
@@ -103,7 +103,7 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
     def run() -> dict[str, Any]:
         begin = time.perf_counter()
         if training.start is None:
-            model = make_model(job.tokenizer, job.budget)
+            model = make_model(job.tokenizer, job.budget, training.body)
             params = build.init_params(model, jax.random.key(job.seed))
         else:
             model, params = adapted(

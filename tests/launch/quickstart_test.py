@@ -12,10 +12,13 @@ from dlm_jax.evals import report
 from launch import decode, quickstart
 from launch.quickstart import job as jobs
 from launch.quickstart import kept, plan, rows, stages
+from launch.quickstart.systems import PLAN
 from tests.conftest import ROOT
 
 TINY = plan.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
-                   batch_tokens=800, longest=96, steps={training.name: 2 for training in plan.TRAININGS})
+                   batch_tokens=800, longest=96, steps={training.name: 2 for training in PLAN.trainings})
+HEADLINES = dataclasses.replace(PLAN, systems=tuple(s for s in PLAN.systems if s.headline), budgets={"smoke": TINY})
+FIRST = dataclasses.replace(PLAN, trainings=PLAN.trainings[:1], systems=PLAN.systems[:1], budgets={"smoke": TINY})
 
 
 def row(i):
@@ -33,8 +36,7 @@ def data(tmp_path):
 def job(tmp_path_factory):
     """One run of the generated task with a system of each kind; the others differ in settings alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(plan.BUDGETS, "smoke", TINY)
-        patch.setattr(plan, "SYSTEMS", [s for s in plan.SYSTEMS if s.headline])
+        patch.setitem(jobs.PLANS, "systems", HEADLINES)
         out = tmp_path_factory.mktemp("quickstart") / "run"
         arguments = ["--budget", "smoke", "--out", str(out), "--seed", "3"]
         assert quickstart.main(arguments) == 0
@@ -43,15 +45,15 @@ def job(tmp_path_factory):
 
 def test_the_results_have_a_row_for_every_system(job):
     results = json.loads((job[0] / "results.json").read_text())
-    assert [system["name"] for system in results["systems"]] == [s.name for s in plan.SYSTEMS]
+    assert [system["name"] for system in results["systems"]] == [s.name for s in HEADLINES.systems]
     for system in results["systems"]:
         assert system["questions"] == 3 and 0 <= system["accuracy"] <= 1
         counted = sum(n for kind, n in system["forwards"].items() if kind not in ("prefill", "guide"))
         assert system["tokens_per_forward"] == pytest.approx(system["tokens"] / counted)
         assert system["tokens_per_second"] > 0 and system["wall_seconds"] > 0
-    assert [(t["name"], t["steps"]) for t in results["trainings"]] == [(t.name, 2) for t in plan.TRAININGS]
-    assert [s["name"] for s in results["systems"] if s.get("lossless") is not None] == ["Orthrus"]
-    guided = {s.name for s in plan.SYSTEMS if s.guide}
+    assert [(t["name"], t["steps"]) for t in results["trainings"]] == [(t.name, 2) for t in PLAN.trainings]
+    assert [s["name"] for s in results["systems"] if s.get("lossless") is not None] == ["Orthrus", "FLARE, AR-Trust"]
+    guided = {s.name for s in HEADLINES.systems if s.guide}
     assert guided and guided == {s["name"] for s in results["systems"] if "guide" in s["forwards"]}
     assert all(s["lossless"] == 1 and s["tokens_per_verification"] >= 1 for s in results["systems"] if "lossless" in s)
     assert set(results["curves"][1]["series"]) == {"whole", "autoregressive part", "denoising part"}
@@ -98,7 +100,7 @@ def test_other_rows_in_the_directory_are_refused(tmp_path, data, capsys, monkeyp
 
 
 def test_a_stopped_training_says_how_to_continue(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setitem(plan.BUDGETS, "smoke", TINY)
+    monkeypatch.setitem(jobs.PLANS, "systems", FIRST)
     fit = stages.fit
     stop = lambda *args, **kwargs: dataclasses.replace(fit(*args, progress=False, **kwargs), finished=False, step=1)
     monkeypatch.setattr(stages, "fit", stop)
@@ -155,7 +157,7 @@ def test_the_documented_paths_are_ones_a_run_writes(job):
     texts = [(ROOT / "README.md").read_text(), decode.parser().format_help()]
     named = {Path(path) for text in texts for path in re.findall(r"runs/quickstart[\w/.-]*\w", text)}
     out = jobs.default_out(None)
-    models = {stages.weights_of(out, training.name) for training in plan.TRAININGS}
+    models = {stages.weights_of(out, training.name) for training in PLAN.trainings}
     assert models & named and named <= models | {out, out / "results.json", out / "report.html"}
     assert all((job[0] / path.relative_to(out)).exists() for path in named)
 
@@ -169,9 +171,7 @@ def test_rows_of_ones_own_are_a_run_of_their_own(data, monkeypatch):
 
 
 def test_held_out_questions_too_long_for_the_model_are_dropped_before_training(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setitem(plan.BUDGETS, "smoke", TINY)
-    for name in ("TRAININGS", "SYSTEMS"):
-        monkeypatch.setattr(plan, name, getattr(plan, name)[:1])
+    monkeypatch.setitem(jobs.PLANS, "systems", FIRST)
     long = {"question": "Why? " * 5000, "answer": "#### 1"}
     make_rows = rows.make
 
