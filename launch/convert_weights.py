@@ -11,6 +11,7 @@ from typing import Any
 from launch import cli
 
 DTYPES = ("float32", "bfloat16", "float16")
+SEEDS = {"to-refusion": "ReFusion", "to-orthrus": "Orthrus", "to-diffusion": "masked-diffusion", "to-flare": "FLARE"}
 MASK = "<|mask|>"
 
 _HELP = """\
@@ -23,6 +24,8 @@ examples:
                           a seed for Orthrus training: the AR model and a copy of its attention weights beside them
   python -m launch.convert_weights to-diffusion Qwen/Qwen3-0.6B seeds/llada --shift 0
                           a seed for masked or block diffusion: the AR weights with every token seeing every other
+  python -m launch.convert_weights to-flare Qwen/Qwen3.5-2B seeds/flare
+                          a seed for FLARE training: the AR weights, dense or hybrid, and a mask token
   python -m launch.convert_weights to-hf runs/refusion exports/refusion --dtype bfloat16
                           the newest checkpoint of a training run as a directory that transformers reads
   python -m launch.convert_weights to-orbax Qwen/Qwen3-0.6B seeds/orbax --dtype bfloat16
@@ -50,16 +53,17 @@ def parser() -> argparse.ArgumentParser:
                        "kept; default SOURCE's own, where it has them")
     command("cast", "Hugging Face directory or hub id -> the same in another dtype")
     seeds = {}
-    for name, kind in (("to-refusion", "ReFusion"), ("to-orthrus", "Orthrus"), ("to-diffusion", "masked-diffusion")):
+    for name, kind in SEEDS.items():
         seed = seeds[name] = command(
             name, f"autoregressive Hugging Face directory or hub id -> seed for {kind} training")
         seed.add_argument("--mask-id", type=int, metavar="ID",
                           help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the "
                           "released ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any "
                           "id; one beyond the vocabulary is added")
-    seeds["to-orthrus"].add_argument(
-        "--block-size", type=int, default=32, metavar="N",
-        help="tokens of the blocks it is to be trained on, for config.json; free when decoding (default: %(default)s)")
+    for name, size in (("to-orthrus", 32), ("to-flare", 4)):
+        seeds[name].add_argument(
+            "--block-size", type=int, default=size, metavar="N", help="tokens of the blocks it is to be trained on, for "
+            "config.json; free when decoding (default: %(default)s)")
     seeds["to-diffusion"].add_argument(
         "--shift", type=int, choices=(0, 1), default=1,
         help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as "
@@ -99,13 +103,15 @@ def convert(args: argparse.Namespace) -> str:
             raise ValueError(f"cast needs --dtype, one of {', '.join(DTYPES)}")
         source = folders.resolve(args.source)
         config = folders.load_config(source)
-        if args.command in ("to-refusion", "to-orthrus", "to-diffusion"):
+        if args.command in SEEDS:
             tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
         if args.command == "to-orthrus":
             if args.block_size < 2:
                 raise ValueError(f"--block-size {args.block_size}: expected at least 2 tokens, one given and one "
                                  "masked")
             conversion.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
+        if args.command == "to-flare":
+            config = causal(config).replace(block_size=args.block_size)
         if args.command == "to-diffusion":
             config = conversion.denoiser(config, args.shift)
         params = hf.load_params(source, config, dtype=args.dtype)
@@ -132,6 +138,14 @@ def convert(args: argparse.Namespace) -> str:
             hf.save(args.out, config, params, tokenizer_from=tokenizer, config_from=source)
             return made
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
+
+
+def causal(config: Any) -> Any:
+    """Returns the configuration of a model that predicts the next token; ValueError names another."""
+    if config.bidirectional or config.dual:
+        raise ValueError(f"a {config.family} model is not autoregressive: FLARE continues a causal one, such as Qwen3 or "
+                         "Qwen3.5")
+    return config
 
 
 def own_tokenizer(source: Path) -> Path | None:

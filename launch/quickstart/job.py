@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dlm_jax.evals import report, tasks
 from launch import cli
-from launch.quickstart import kept, rows, stages, summary, systems
+from launch.quickstart import kept, rows, stages, summary, systems, transfer
 from launch.quickstart.plan import Budget, Plan
 
 _HELP = """\
@@ -27,13 +27,14 @@ examples:
   python -m launch.quickstart                     the whole job: under 20 minutes on 2 idle cores
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
   python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
+  python -m launch.quickstart --study transfer    one hybrid seed, and what each ingredient of FLARE makes of it
 
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
 answers end in "#### x" they are scored by x, otherwise by their whole text. The same command again continues
 where the last one stopped.
 """
 
-PLANS = {"systems": systems.PLAN}
+PLANS = {"systems": systems.PLAN, "transfer": transfer.PLAN}
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 

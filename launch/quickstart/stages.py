@@ -14,7 +14,7 @@ from dlm_jax import decode
 from dlm_jax.data.pipeline import Pipeline
 from dlm_jax.evals import runner, tasks
 from dlm_jax.models import build, convert
-from dlm_jax.models.config import TransformerConfig
+from dlm_jax.models.config import GatedDelta, TransformerConfig
 from dlm_jax.train.config import TrainConfig
 from dlm_jax.train.loop import fit
 from dlm_jax.types import Params
@@ -56,13 +56,23 @@ def weights_of(out: Path, training: str) -> Path:
 
 
 def make_model(tokenizer: Any, budget: Budget, family: str) -> Any:
-    """Returns the module of the budget's shape."""
+    """Returns the module of the budget's shape.
+
+    Args:
+      tokenizer: of the run.
+      budget: whose shape.
+      family: dense, or "qwen3_5_text", whose layers are gated delta rules but for the last.
+    """
+    head_dim, hybrid = budget.width // budget.heads, {}
+    if family == "qwen3_5_text":
+        delta = GatedDelta(key_heads=budget.kv_heads, value_heads=budget.heads, key_dim=head_dim, value_dim=head_dim)
+        hybrid = dict(pattern=("gated_delta",) * (budget.layers - 1) + ("attention",), gated_delta=delta)
     return build.build(TransformerConfig(
         family=family, vocab_size=len(tokenizer), hidden_size=budget.width, intermediate_size=budget.intermediate,
-        num_layers=budget.layers, num_heads=budget.heads, num_kv_heads=budget.kv_heads,
-        head_dim=budget.width // budget.heads, rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.05,
-        max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        mask_token_id=tokenizer.mask_token_id))
+        num_layers=budget.layers, num_heads=budget.heads, num_kv_heads=budget.kv_heads, head_dim=head_dim,
+        rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.05, max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        mask_token_id=tokenizer.mask_token_id, **hybrid))
 
 
 def adapted(model: Any, params: Params, body: str, logit_shift: int | None = None) -> Model:

@@ -164,6 +164,17 @@ def test_a_dual_model_holds_its_ar_model_twice_and_a_mask_token(seed, tmp_path, 
     assert "a orthrus model has two views already" in capsys.readouterr().err
 
 
+def test_a_flare_seed_is_the_ar_model_with_a_mask_token_and_a_block(seed, tmp_path, capsys):
+    assert run("to-flare", seed, tmp_path / "out") == 0
+    (old, _), (model, after) = dlm_jax.load(seed), dlm_jax.load(tmp_path / "out")
+    assert model.config.replace(mask_token_id=None) == old.config.replace(block_size=4)
+    assert run("to-refusion", seed, tmp_path / "same") == 0
+    assert_identical(after, dlm_jax.load(tmp_path / "same")[1])
+    assert run("to-diffusion", seed, tmp_path / "denoiser", "--shift", "0") == 0
+    assert run("to-flare", tmp_path / "denoiser", tmp_path / "no") == 2
+    assert "a2d-qwen3 model is not autoregressive" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("family, shift, made", [
     ("qwen3", 0, "a2d-qwen3"), ("qwen3", 1, "a2d-qwen3"), ("qwen2", 0, "a2d-qwen2"), ("qwen2", 1, "Dream")])
 def test_a_diffusion_seed_has_the_weights_and_sees_everything(tmp_path, capsys, family, shift, made):
