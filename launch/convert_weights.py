@@ -62,8 +62,9 @@ def parser() -> argparse.ArgumentParser:
                           "id; one beyond the vocabulary is added")
     for name, size in (("to-orthrus", 32), ("to-flare", 4)):
         seeds[name].add_argument(
-            "--block-size", type=int, default=size, metavar="N", help="tokens of the blocks it is to be trained on, for "
-            "config.json; free when decoding (default: %(default)s)")
+            "--block-size", type=int, default=size, metavar="N",
+            help="tokens of the blocks it is to be trained on, for config.json; free when decoding "
+                 "(default: %(default)s)")
     seeds["to-diffusion"].add_argument(
         "--shift", type=int, choices=(0, 1), default=1,
         help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as "
@@ -143,8 +144,8 @@ def convert(args: argparse.Namespace) -> str:
 def causal(config: Any) -> Any:
     """Returns the configuration of a model that predicts the next token; ValueError names another."""
     if config.bidirectional or config.dual:
-        raise ValueError(f"a {config.family} model is not autoregressive: FLARE continues a causal one, such as Qwen3 or "
-                         "Qwen3.5")
+        raise ValueError(f"a {config.family} model is not autoregressive: FLARE continues a causal one, such as "
+                         "Qwen3 or Qwen3.5")
     return config
 
 

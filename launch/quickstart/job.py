@@ -65,8 +65,8 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget, plan: Plan) -> 
     train_rows, test_rows = rows.make(data, seed, budget.rows, budget.questions)
     texts = {"train": rows.as_jsonl(train_rows), "test": rows.as_jsonl(test_rows)}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:16]
-    kept.claim(out, {"study": plan.title, "data": "word problems" if data is None else data.name, "rows": digest, "seed": seed,
-                     "budget": dataclasses.asdict(budget)})
+    kept.claim(out, {"study": plan.title, "data": "word problems" if data is None else data.name,
+                     "rows": digest, "seed": seed, "budget": dataclasses.asdict(budget)})
     count, stage = len(plan.trainings) + 2, iter(range(1, 99))
     head = lambda text: console.print(f"[bold]\\[{next(stage)}/{count}][/bold] {text}")
 

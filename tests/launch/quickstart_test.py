@@ -17,8 +17,9 @@ from tests.conftest import ROOT
 
 TINY = plan.Budget(rows=24, questions=3, layers=1, width=16, intermediate=16, heads=2, kv_heads=1, vocabulary=300,
                    batch_tokens=800, longest=96, steps={training.name: 2 for training in PLAN.trainings})
-HEADLINES = dataclasses.replace(PLAN, systems=tuple(s for s in PLAN.systems if s.headline), budgets={"smoke": TINY})
-FIRST = dataclasses.replace(PLAN, trainings=PLAN.trainings[:1], systems=PLAN.systems[:1], budgets={"smoke": TINY})
+BUDGETS = {**PLAN.budgets, "smoke": TINY}
+HEADLINES = dataclasses.replace(PLAN, systems=tuple(s for s in PLAN.systems if s.headline), budgets=BUDGETS)
+FIRST = dataclasses.replace(PLAN, trainings=PLAN.trainings[:1], systems=PLAN.systems[:1], budgets=BUDGETS)
 
 
 def row(i):
