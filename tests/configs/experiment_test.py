@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import configs
-from configs import orthrus, refusion
+from configs import flare, orthrus, refusion
 from dlm_jax.decode import Orthrus, ReFusion
 from dlm_jax.models import build
 
@@ -122,3 +122,22 @@ def test_unknown_names_are_refused_with_the_accepted_ones(name):
 def test_epochs_too_short_for_the_warm_up_are_refused():
     with pytest.raises(ValueError, match="warmup_steps = 100 but 4 epochs of 512 rows are only 4 steps"):
         configs.load("refusion:qwen3_8b").with_steps(512)
+
+
+@pytest.mark.parametrize("name, billions", [("qwen3_5_2b", 1.88), ("qwen3_5_4b", 4.2), ("qwen3_5_9b", 8.95)])
+def test_flare_training_run(name, billions):
+    run, model = configs.load(f"flare:{name}"), flare.MODELS[name]
+    train = run.train
+    assert (train.objective.block_size, run.length, train.batch_size, train.steps) == (4, 4096, 256, 9000)
+    assert (train.learning_rate, train.warmup_steps, train.schedule) == (1e-5, 500, "constant")
+    assert build.parameter_shares(build.build(model))["total"] / 1e9 == pytest.approx(billions, rel=0.02)
+    assert model.pattern.count("gated_delta") == 3 and model.rotary_dim == 64
+
+
+def test_flares_kernels_shape_is_the_2bs():
+    """FLARE, Table 4 and A.5: 16 heads of 128, 18 such layers; Table 5: 6,144 channels."""
+    model = flare.MODELS["qwen3_5_2b"]
+    delta = model.gated_delta
+    assert (delta.value_heads, delta.key_dim, delta.value_dim) == (16, 128, 128)
+    assert model.num_periods * 3 == 18
+    assert 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim == 6144
