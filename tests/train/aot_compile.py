@@ -17,6 +17,7 @@ for name, value in dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELER
     os.environ[name] = value  # before jax is imported
 
 import dataclasses
+import importlib
 import json
 import time
 
@@ -25,10 +26,10 @@ import numpy as np
 from jax.experimental import topologies
 
 import configs
-from configs import orthrus
 from dlm_jax.models import build
 from dlm_jax.train import sharding, step
 from dlm_jax.train.config import MeshConfig
+from pallas_kernels import use_backend
 
 
 def main(topology: str, *settings: str) -> None:
@@ -42,7 +43,8 @@ def main(topology: str, *settings: str) -> None:
                          "field")
     sizes |= {size: int(value) for size, value in given.items()}
     experiment = configs.load(name, ["train.objective.mask_id=151669", *fields])
-    shape = experiment.model or orthrus.MODELS[name.partition(":")[2]]
+    file, _, size = name.partition(":")
+    shape = experiment.model or importlib.import_module(f"configs.{file}").MODELS[size]
     shape = shape if sizes["layers"] is None else shape.replace(num_layers=sizes["layers"])
     config = dataclasses.replace(
         experiment.train, batch_size=sizes["batch"], grad_accumulation=sizes["accumulation"],
@@ -57,7 +59,7 @@ def main(topology: str, *settings: str) -> None:
     batch = {"tokens": array(np.int32, experiment.length), "loss_mask": array(bool, experiment.length)}
     batch |= {name: array(np.int32) for name in ("prompt_length", "length", "example_id")}
     run, start = step.make_step(model, config, mesh), time.time()
-    with sharding.activate(mesh):
+    with sharding.activate(mesh), use_backend("tpu"):
         compiled = run.jitted.lower(state, batch).compile()
     memory = compiled.memory_analysis()
     if os.environ.get("DUMP_HLO"):
