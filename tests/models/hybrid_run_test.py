@@ -14,7 +14,8 @@ from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass, Streams
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
-from tests.models.hybrids import EXPERTS, draw, hybrid
+from pallas_kernels import use_backend
+from tests.models.hybrids import DELTA, EXPERTS, draw, hybrid
 
 MESH = dict(data=2, fsdp=2, tensor=2)
 
@@ -103,3 +104,24 @@ def test_fresh_parameters_are_fit_to_train():
     assert not np.any(params["final_norm"]), "a zero-centred scale"
     grads = jax.jit(jax.grad(lambda p: jnp.mean(model.scorer(p)(draw((1, 8)))[..., 5])))(params)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(grads))
+
+
+def test_only_on_a_mesh_do_several_devices_run_kernels_each_on_its_own():
+    """Outside of one, compilers would be asked to split a kernel, which they do not."""
+    if jax.device_count() < 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    model, _ = hybrid(vocab_size=96, gated_delta=dataclasses.replace(DELTA, key_dim=64, value_dim=64))
+    mesh = sharding.make_mesh(MeshConfig(**MESH))
+    described = lambda tree, of: jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, of)
+    params, tokens = build.abstract_params(model), jax.ShapeDtypeStruct((4, 128), jnp.int32)
+    spread = described(params, sharding.params(model, mesh)), described(tokens, sharding.rows(mesh))
+
+    def lowered(*arguments):
+        run = jax.jit(lambda params, tokens: total(model, params, tokens))
+        with use_backend("tpu"):
+            return run.trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+
+    with sharding.activate(mesh):
+        assert "tpu_custom_call" in lowered(*spread)
+    assert "tpu_custom_call" not in lowered(params, tokens)
