@@ -54,7 +54,7 @@ class Autoregressive(Decoder):
       sampler: of every token.
     """
 
-    needs = Needs(bidirectional=False)
+    needs = Needs(bidirectional=False, recurrent=True)
     lossless = True
     sampler: Sampler = Sampler()
 

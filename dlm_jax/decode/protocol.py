@@ -30,6 +30,7 @@ class Needs:
       masked_canvas: whether masks stand on the canvas, so that the mask must be no EOS.
       dual: whether a second view drafts (Orthrus).
       guide: whether a second model judges the drafts (`guided.join`).
+      recurrent: whether layers that keep a state are told what each forward is to them; else they are refused.
     """
 
     bidirectional: bool
@@ -37,6 +38,7 @@ class Needs:
     masked_canvas: bool = False
     dual: bool = False
     guide: bool = False
+    recurrent: bool = False
 
 
 class Decoder(Part):
@@ -110,6 +112,11 @@ class Decoder(Part):
             raise ValueError(f"{name} drafts with a second view and this {config.family} model has one: make a dual "
                              "model of it (launch.convert_weights to-orthrus, or dlm_jax.init_from_ar) and train that, "
                              "or decode it with Autoregressive")
+
+        if not self.needs.recurrent and getattr(config, "recurrent", False):
+            raise ValueError(f"{name} reads tokens in an order of its own, or again, and this {config.family} model "
+                             "has recurrent layers, whose state would keep what it tried: decode it with "
+                             "Autoregressive, ARTrust or DiffusionTrust")
 
     def doubt(self, config: Any) -> str | None:
         """Returns what to expect of a model that may not be trained for the procedure; None where nothing says so."""

@@ -191,6 +191,11 @@ class TransformerConfig:
         return self.num_layers // len(self.pattern)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state instead of keys and values."""
+        return any(parts(kind)[0] != "attention" for kind in self.pattern)
+
+    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that RoPE turns."""
         return int(self.head_dim * self.partial_rotary_factor)

@@ -30,8 +30,7 @@ def init_from_ar(model: Transformer, params: Params, mask_id: int | None = None)
     """
     config = model.config
     if config.family not in _DUAL:
-        what = "has two views already" if config.dual else "is not autoregressive"
-        raise ValueError(f"a {config.family} model {what}; accepted: {sorted(_DUAL)}")
+        raise ValueError(f"a {config.family} model {_unfit(config)}; accepted: {sorted(_DUAL)}")
     mask_id = config.mask_token_id if mask_id is None else mask_id
     if mask_id is None:
         raise ValueError("a dual model drafts from a mask token and the configuration names none: pass mask_id "
@@ -39,6 +38,14 @@ def init_from_ar(model: Transformer, params: Params, mask_id: int | None = None)
     dual = model.clone(config=config.replace(family=_DUAL[config.family], mask_token_id=mask_id))
     copied = lambda layer: {**layer, "attention_diffusion": jax.tree.map(jnp.copy, layer["attention"])}
     return dual, {name: copied(value) if name.startswith("layers") else value for name, value in params.items()}
+
+
+def _unfit(config: TransformerConfig) -> str:
+    if config.dual:
+        return "has two views already"
+    if config.gated_attention:
+        return "has recurrent layers, which go one way and have one view (train it by the FLARE objective)"
+    return "is not autoregressive"
 
 
 def denoiser(config: TransformerConfig, shift: int) -> TransformerConfig:
@@ -53,7 +60,7 @@ def denoiser(config: TransformerConfig, shift: int) -> TransformerConfig:
     """
     families = {"qwen3": ("a2d-qwen3", "a2d-qwen3"), "qwen2": ("a2d-qwen2", "Dream")}
     if config.family not in families:
-        raise ValueError(f"a {config.family} model is not autoregressive; accepted: {sorted(families)}")
+        raise ValueError(f"a {config.family} model {_unfit(config)}; accepted: {sorted(families)}")
     made = config.replace(family=families[config.family][shift])
     return made if made.shift == shift else made.replace(logit_shift=shift)
 

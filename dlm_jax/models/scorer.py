@@ -51,7 +51,7 @@ class BoundScorer:
     @property
     def recurrent(self) -> bool:
         """See `scoring.Scorer.recurrent`."""
-        return any(parts(kind)[0] != "attention" for kind in self.model.config.pattern)
+        return self.model.config.recurrent
 
     def view(self, name: str) -> "BoundScorer":
         """See `scoring.Scorer.view`.

@@ -50,7 +50,7 @@ class TrainConfig:
       learning_rate: peak, unitless.
       warmup_steps: steps of linear rise from 0.
       schedule: "cosine" falls to 0 at the last step, "constant" stays at the peak.
-      weight_decay: AdamW's, on everything but norms and biases.
+      weight_decay: AdamW's, on everything but norms, biases and recurrent layers' decay rates.
       beta1, beta2, epsilon: Adam's.
       clip_norm: largest global gradient norm, or None.
       compute_dtype: "float32" or "bfloat16"; trained parameters are float32 either way.

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, clipping and no decay on norms and biases."""
+"""AdamW with warm-up, clipping and no decay on norms, biases and decay rates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def schedule(config: TrainConfig) -> optax.Schedule:
 
 
 def decayed(params: Params) -> Params:
-    """Returns which parameters weight decay applies to: all but norms and biases.
+    """Returns which parameters weight decay applies to: all but norms, biases and decay rates.
 
     Args:
       params: nested dict of arrays.
@@ -35,7 +35,7 @@ def decayed(params: Params) -> Params:
       A nested dict of bool.
     """
     flat = traverse_util.flatten_dict(params)
-    keep = {path: not path[-1].endswith(("norm", "bias", "scale")) for path in flat}
+    keep = {path: not path[-1].endswith(("norm", "bias", "scale", "a_log")) for path in flat}
     return traverse_util.unflatten_dict(keep)
 
 

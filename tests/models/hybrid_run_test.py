@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import dlm_jax
-from dlm_jax.decode import Autoregressive, Runner, generate
-from dlm_jax.models import build
+from dlm_jax.decode import Autoregressive, ReFusion, Runner, generate, join
+from dlm_jax.models import build, convert
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass, Streams
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
 from pallas_kernels import use_backend
+from tests.conftest import random_params, tiny_config
 from tests.models.hybrids import DELTA, EXPERTS, draw, hybrid
 
 MESH = dict(data=2, fsdp=2, tensor=2)
@@ -125,3 +126,15 @@ def test_only_on_a_mesh_do_several_devices_run_kernels_each_on_its_own():
     with sharding.activate(mesh):
         assert "tpu_custom_call" in lowered(*spread)
     assert "tpu_custom_call" not in lowered(params, tokens)
+
+
+def test_procedures_that_a_state_cannot_follow_are_refused():
+    model, params = hybrid()
+    with pytest.raises(ValueError, match="ReFusion reads tokens in an order of its own.*recurrent layers.*ARTrust"):
+        generate(model, params, [[5]], ReFusion(), max_new_tokens=4, mask_id=96)
+    drafter = build.build(tiny_config("llada"))
+    with pytest.raises(ValueError, match="the guide, a qwen3_5_text, has recurrent layers"):
+        join(drafter, random_params(drafter), model, params)
+    for make in (lambda: convert.init_from_ar(model, params, 96), lambda: convert.denoiser(model.config, 1)):
+        with pytest.raises(ValueError, match="a qwen3_5_text model has recurrent layers, which go one way"):
+            make()

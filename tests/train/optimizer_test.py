@@ -26,7 +26,8 @@ def test_decay_spares_norms_and_biases_and_nothing_else():
     assert set(spared(optimizer.decayed(params()))) == {
         "final_norm", "layers/input_norm", "layers/post_attention_norm", "layers/attention/q_norm",
         "layers/attention/k_norm"}
-    assert optimizer.decayed({"q_bias": 0, "q_proj": 0}) == {"q_bias": False, "q_proj": True}
+    assert optimizer.decayed({"q_bias": 0, "q_proj": 0, "a_log": 0, "dt_bias": 0, "q_conv": 0}) == {
+        "q_bias": False, "q_proj": True, "a_log": False, "dt_bias": False, "q_conv": True}
 
 
 def test_updates_are_adamw_spelled_out():

@@ -87,7 +87,7 @@ class ARTrust(Decoder):
     Source: FLARE, Algorithms 2 and 11, B.2.
     """
 
-    needs = Needs(bidirectional=False, mask=True)
+    needs = Needs(bidirectional=False, mask=True, recurrent=True)
     lossless = True
     horizon: int = static(4, least=2)
     policy: DraftPolicy = ExactTruncated()

@@ -79,7 +79,7 @@ class DiffusionTrust(Decoder):
     Source: FLARE, Algorithms 1 and 12, B.3.
     """
 
-    needs = Needs(bidirectional=False, mask=True)
+    needs = Needs(bidirectional=False, mask=True, recurrent=True)
     block_size: int | None = static(None, least=1)
     steps: int = whole(0)
     thresholds: Thresholds = Constant()

@@ -98,8 +98,8 @@ def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
       The pair and its parameters; nothing is copied that is where it should be.
 
     Raises:
-      ValueError: a causal drafter, a bidirectional guide, vocabularies that differ without a map, a map for other
-        vocabularies.
+      ValueError: a causal drafter, a bidirectional or recurrent guide, vocabularies that differ without a map, a map
+        for other vocabularies.
     """
     drafter, guide = model.config, guide_model.config
     if not drafter.bidirectional:
@@ -108,6 +108,9 @@ def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
     if guide.bidirectional:
         raise ValueError(f"the guide is a bidirectional {guide.family}: it must be a causal model (Qwen, …); is it the "
                          "drafter?")
+    if guide.recurrent:
+        raise ValueError(f"the guide, a {guide.family}, has recurrent layers, whose state would keep the drafts it "
+                         "turns down: take a guide of attention alone (Qwen3, …)")
     sizes = (drafter.vocab_size, guide.vocab_size)
     if vocabulary_map is None:
         if sizes[0] != sizes[1]:
