@@ -335,7 +335,7 @@ class Oracle:
             told = told if wanted is None else told.take(wanted)
             return jax.nn.one_hot(params[told.positions], V) * 9.0, cache
 
-        empty = lambda batch, capacity: Tally(jnp.zeros(batch, jnp.int32), capacity)
+        empty = lambda batch, capacity, window: Tally(jnp.zeros(batch, jnp.int32), capacity)
         return types.SimpleNamespace(hidden=hidden, head=lambda x: x, init_cache=empty, shift=1, bidirectional=False)
 
 

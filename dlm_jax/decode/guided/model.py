@@ -108,7 +108,7 @@ def join(model: Any, params: Params, guide_model: Any, guide_params: Params,
     if guide.bidirectional:
         raise ValueError(f"the guide is a bidirectional {guide.family}: it must be a causal model (Qwen, …); is it the "
                          "drafter?")
-    if guide.recurrent:
+    if getattr(guide, "recurrent", False):
         raise ValueError(f"the guide, a {guide.family}, has recurrent layers, whose state would keep the drafts it "
                          "turns down: take a guide of attention alone (Qwen3, …)")
     sizes = (drafter.vocab_size, guide.vocab_size)
