@@ -140,8 +140,12 @@ class Scorer(Protocol):
     def head(self, hidden: Array) -> Array:
         """Maps (..., D) hidden states to (..., V) float32 logits."""
 
-    def head_tile(self, hidden: Array, start: Array, size: int) -> Array:
-        """Maps (..., D) hidden states to the (..., size) float32 logits of the tokens from `start` () int32 on."""
+    def head_tile(self, hidden: Array, index: Array, count: int) -> tuple[Array, Array]:
+        """Maps (..., D) hidden states to their logits over one of `count` parts of the vocabulary.
+
+        Returns:
+          (..., U) float32 logits, -inf where another part has the token; (U,) int32 ids, in ascending order.
+        """
 
     def init_cache(self, batch: int, capacity: int, window: int = 0) -> Cache:
         """Returns an empty cache of `capacity` entries a row, that can undo passes of `window` tokens."""

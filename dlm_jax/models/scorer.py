@@ -74,9 +74,9 @@ class BoundScorer:
         """See `scoring.Scorer.head`."""
         return self.model.apply({"params": self.params}, hidden, method="head")
 
-    def head_tile(self, hidden: Array, start: Array, size: int) -> Array:
+    def head_tile(self, hidden: Array, index: Array, count: int) -> tuple[Array, Array]:
         """See `scoring.Scorer.head_tile`."""
-        return self.model.apply({"params": self.params}, hidden, start, size, method="head_tile")
+        return self.model.apply({"params": self.params}, hidden, index, count, method="head_tile")
 
     def init_cache(self, batch: int, capacity: int, window: int = 0) -> Caches:
         """See `scoring.Scorer.init_cache`; a member for every layer of a period, or of the whole stack if unrolled."""

@@ -12,6 +12,7 @@ Letters: B batch, T tokens, C wanted outputs, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -23,6 +24,7 @@ from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.models.scorer import BoundScorer
 from dlm_jax.scoring import Pass
 
+_STRIPS, _ROWS = 32, 16  # of the head's table, see `Transformer.head_tile`
 FEW = 4  # a scanned stack compiles its last period apart where one output in so many is wanted, or fewer
 
 
@@ -136,10 +138,23 @@ class Transformer(Owner):
         """Returns (..., V) float32 logits of (..., D) hidden states."""
         return self._logits(hidden, self.embed if self.config.tie_word_embeddings else self.lm_head)
 
-    def head_tile(self, hidden, start, size: int):
-        """Returns (..., size) float32 logits of the tokens from `start` on; see `scoring.Scorer.head_tile`."""
+    def head_tile(self, hidden, index, count: int):
+        """Returns (..., U) float32 logits of a part of the vocabulary, and their ids; see `scoring.Scorer.head_tile`.
+
+        A tile takes as much of each of several strips of the table, so that devices which share its rows have as much
+        of every tile. Strips and tiles are whole registers of 16 rows where the vocabulary is: a view, no copy.
+        """
         table = self.embed if self.config.tie_word_embeddings else self.lm_head
-        return self._logits(hidden, jax.lax.dynamic_slice_in_dim(table, start, size))
+        V, D = table.shape
+        strips = math.gcd(V // _ROWS, _STRIPS) if V % _ROWS == 0 else 1
+        length = V // strips
+        size = min(length, -(-length // (count * _ROWS)) * _ROWS)
+        start = jnp.minimum(index * size, length - size)  # the last tile begins within the one before it
+        part = jax.lax.dynamic_slice_in_dim(table.reshape(strips, length, D), start, size, axis=1)
+        place = jnp.broadcast_to(start + jnp.arange(size, dtype=jnp.int32), (strips, size))
+        ids = place + length * jnp.arange(strips, dtype=jnp.int32)[:, None]
+        logits = self._logits(hidden, part.reshape(strips * size, D))
+        return jnp.where(place.reshape(-1) >= index * size, logits, -jnp.inf), ids.reshape(-1)
 
     @staticmethod
     def _logits(hidden, table):

@@ -52,7 +52,7 @@ DECODERS = {
     "orthrus": Orthrus(block_size=4),
     "orthrus_sampled": Orthrus(block_size=3, temperature=0.9, top_k=20, top_p=0.95),
     "ar_trust": ARTrust(horizon=4),
-    "ar_trust_sampled": ARTrust(horizon=3, on_reject="hold", temperature=0.9, top_k=20, top_p=0.95),
+    "ar_trust_sampled": ARTrust(horizon=3, on_reject="hold", temperature=0.9, top_k=20, top_p=0.95, tile=16),
     "diffusion_trust": DiffusionTrust(block_size=8, steps=5, thresholds=Constant(0.3)),
     "diffusion_trust_sampled": DiffusionTrust(first="judged", thresholds=Constant(0.2), temperature=0.9, top_p=0.9),
 }

@@ -5,8 +5,10 @@ import pytest
 
 import jax
 from dlm_jax.decode import Runner, generate
+from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
+from tests.conftest import random_params, tiny_config
 from tests.decode.decode_test import DECODERS, peaked, prompts
 
 MESHES = [dict(data=1, fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2), dict(data=8)]
@@ -20,7 +22,7 @@ def spread(model, params, sizes):
 
 @pytest.mark.parametrize("name, sizes", [
     ("greedy", MESHES[0]), ("greedy", MESHES[1]), ("sampled", MESHES[2]), ("refusion", MESHES[1]),
-    ("orthrus", MESHES[1])])
+    ("orthrus", MESHES[1]), ("ar_trust_sampled", MESHES[1])])
 def test_eight_devices_decode_as_one(name, sizes):
     model, params = peaked(0)
     rows = prompts(20, 3)  # which no mesh divides
@@ -29,6 +31,16 @@ def test_eight_devices_decode_as_one(name, sizes):
     for a, b in zip(one.tokens, many.tokens, strict=True):
         np.testing.assert_array_equal(a, b)
     assert one.ledger.totals() == many.ledger.totals()
+
+
+def test_devices_that_share_a_vocabulary_read_their_own_rows_of_every_tile():
+    """The head's table is never gathered: a tile has as many rows on each device."""
+    model = build.build(tiny_config("qwen3", vocab_size=1024, num_layers=1))
+    params = spread(model, random_params(model), dict(data=4, tensor=2))
+    tile = jax.jit(lambda params, hidden, index: model.scorer(params).head_tile(hidden, index, 2)[0])
+    text = tile.lower(params, np.zeros((2, 3, 32), np.float32), np.int32(0)).compile().as_text()
+    assert "f32[256," in text and "f32[512,32]" in text  # a device's part of 512 logits, and its rows of the table
+    assert "1024" not in text, "some device holds the whole table"
 
 
 def test_each_device_holds_its_rows_and_heads_and_newcomers_are_taken_in():

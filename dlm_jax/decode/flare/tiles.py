@@ -22,7 +22,8 @@ from dlm_jax.decode.sampling import Sampler
 from dlm_jax.scoring import Scorer
 
 TILE = 32_768  # tokens; the paper's are of "O(3 x 10^4)" (B.2)
-KEPT = 128  # likeliest tokens kept by a pass; a truncation that keeps fewer needs no search
+KEPT = 64  # likeliest tokens kept by a pass; a truncation that keeps fewer needs no search
+_GROUP = 16  # tokens
 _DIGIT = 4  # bits of a threshold settled by a pass of the search
 _ROUNDING = 1e-5  # relative; logits that another product may swap
 
@@ -30,7 +31,7 @@ _ROUNDING = 1e-5  # relative; logits that another product may swap
 class Reading(NamedTuple):
     """What is folded of the tiles: `start` is the carry, `read(carry, logits, ids)` gives the next, `end` the result.
 
-    `logits` are (B, C, U) float32, -inf for tokens that another tile holds; `ids` (U,) int32.
+    `logits` are (B, C, U) float32, -inf for tokens that another tile holds; `ids` (U,) int32, ascending.
     """
 
     start: Any
@@ -50,23 +51,16 @@ class Rows:
         """Takes (B, C, D) hidden states and the scorer whose head reads them."""
         self.shape, self.vocabulary, self._score, self._hidden = hidden.shape[:-1], score.vocab_size, score, hidden
         self._count = -(-self.vocabulary // tile)
-        self._size = -(-self.vocabulary // self._count)
         self._logits = score.head(hidden) if self._count == 1 else None
 
     def read(self, *readings: Reading) -> tuple:
         """Returns what each reading makes of one pass over the vocabulary."""
-        V, starts = self.vocabulary, tuple(reading.start for reading in readings)
+        starts = tuple(reading.start for reading in readings)
         fold = lambda carries, logits, ids: tuple(
             reading.read(carry, logits, ids) for reading, carry in zip(readings, carries, strict=True))
-
-        def tile(index, carries):
-            start = jnp.minimum(index * self._size, V - self._size)  # the last tile begins within the one before it
-            ids = start + jnp.arange(self._size, dtype=jnp.int32)
-            logits = self._score.head_tile(self._hidden, start, self._size)
-            return fold(carries, jnp.where(ids >= index * self._size, logits, -jnp.inf), ids)
-
+        tile = lambda index, carries: fold(carries, *self._score.head_tile(self._hidden, index, self._count))
         if self._count == 1:
-            carries = fold(starts, self._logits, jnp.arange(V, dtype=jnp.int32))
+            carries = fold(starts, self._logits, jnp.arange(self.vocabulary, dtype=jnp.int32))
         else:
             carries = jax.lax.fori_loop(0, self._count, tile, starts)
         return tuple(reading.end(carry) for reading, carry in zip(readings, carries, strict=True))
@@ -84,10 +78,10 @@ def best(shape: tuple[int, int], value: Callable[[Array, Array], Array] = lambda
     """
     def read(carry, logits, ids):
         values = value(logits, ids)
-        index = sampling.likeliest(values)
-        top = jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
-        token, highest = carry
-        return jnp.where(top > highest, ids[index], token), jnp.maximum(highest, top)
+        index, (token, highest) = sampling.likeliest(values), carry
+        top, found = jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0], ids[index]
+        better = (top > highest) | ((top == highest) & (found < token))
+        return jnp.where(better, found, token), jnp.maximum(highest, top)
 
     return Reading((jnp.zeros(shape, jnp.int32), jnp.full(shape, -jnp.inf)), read, lambda carry: carry)
 
@@ -121,8 +115,19 @@ def of(tokens: Array) -> Reading:
 
 
 def highest(shape: tuple[int, int], count: int) -> Reading:
-    """Reads the `count` largest logits, (B, C, count) in order."""
-    read = lambda carry, logits, ids: jax.lax.top_k(jnp.concatenate([carry, logits], axis=-1), count)[0]
+    """Reads the `count` largest logits, (B, C, count) in order.
+
+    They stand in the `count` groups of tokens whose largest logits are the largest: a TPU sorts a twentieth of a tile.
+    """
+    def read(carry, logits, ids):
+        groups = -(-len(ids) // _GROUP)
+        if groups > 2 * count:
+            wide = jnp.pad(logits, ((0, 0), (0, 0), (0, groups * _GROUP - len(ids))), constant_values=-jnp.inf)
+            wide = wide.reshape(*shape, groups, _GROUP)
+            chosen = jax.lax.top_k(jnp.max(wide, axis=-1), count)[1]
+            logits = jnp.take_along_axis(wide, chosen[..., None], axis=2).reshape(*shape, count * _GROUP)
+        return jax.lax.top_k(jnp.concatenate([carry, logits], axis=-1), count)[0]
+
     return Reading(jnp.full((*shape, count), -jnp.inf), read, lambda carry: carry)
 
 
