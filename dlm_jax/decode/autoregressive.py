@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -28,18 +30,18 @@ class State:
     done: Array
 
 
-def first_token(sampler: Sampler, score: Scorer, request: Request, window: int = 0) -> State:
+def first_token(draw: Callable[[Array, Array], Array], score: Scorer, request: Request, window: int = 0) -> State:
     """Returns the state after a prefill that yields the first token.
 
     Args:
-      sampler: how it is drawn.
+      draw: returns (B, 1) tokens of (B, 1, D) hidden states, with (B, 1) keys.
       score: the model.
       request: the batch.
       window: see `prefill`.
     """
     hidden, cache, counts = prefill(score, request, window)
     zero = jnp.zeros(request.batch, jnp.int32)
-    token = sampler.draw(score.head(hidden), sampling.draw_keys(request.keys, zero, zero[:, None]))[:, 0]
+    token = draw(hidden, sampling.draw_keys(request.keys, zero, zero[:, None]))[:, 0]
     active = request.max_new_tokens > 0
     canvas = Canvas.empty(request).commit(zero[:, None], active[:, None], token[:, None], AUTOREGRESSIVE, zero)
     done = (token == request.eos_id) | (request.max_new_tokens <= 1)
@@ -60,7 +62,7 @@ class Autoregressive(Decoder):
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token."""
-        return first_token(self.sampler, score, request)
+        return first_token(lambda hidden, keys: self.sampler.draw(score.head(hidden), keys), score, request)
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `Decoder.step`."""

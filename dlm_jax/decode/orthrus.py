@@ -101,7 +101,7 @@ class Orthrus(Decoder):
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
-        first = first_token(self.sampler, score, request)
+        first = first_token(lambda hidden, keys: self.sampler.draw(score.head(hidden), keys), score, request)
         none = jnp.full((request.batch, self._width(score, request) - 1), request.capacity, jnp.int32)
         return State(first.canvas, first.last, first.length, jnp.zeros_like(none), none, jnp.zeros_like(first.length),
                      first.cache, first.counts, first.done)

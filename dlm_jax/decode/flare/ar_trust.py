@@ -129,7 +129,8 @@ class ARTrust(Decoder):
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
-        first = first_token(self.sampler, score, request, window=self.horizon)
+        draw = lambda hidden, keys: tiles.draw(Rows(score, hidden, self.tile), self.sampler, keys)
+        first = first_token(draw, score, request, window=self.horizon)
         zero, N = jnp.zeros_like(first.length), self.horizon
         width = jax.eval_shape(lambda: forward(score, request, zero, jnp.zeros((request.batch, 1), jnp.int32), zero,
                                                zero, first.cache)[0])

@@ -262,3 +262,9 @@ def noise(keys: Array, ids: Array) -> Array:
 def drawn(law: Law, keys: Array) -> Reading:
     """Reads a draw from every law, with its own of the (B, C) PRNG keys; see `best`."""
     return best(law.floor.shape, lambda logits, ids: law.log(logits) + noise(keys, ids))
+
+
+def draw(rows: Rows, sampler: Sampler, keys: Array) -> Array:
+    """Returns (B, C) int32 tokens, each drawn by a sampler with its own of the (B, C) PRNG keys."""
+    sampled = lambda: rows.read(drawn(law(rows, sampler)[0], keys))[0][0]
+    return jax.lax.cond(sampler.warm, sampled, lambda: rows.read(best(rows.shape))[0][0])
