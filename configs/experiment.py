@@ -24,7 +24,9 @@ class Experiment:
 
     Attributes:
       train: the run.
-      length: T, tokens a row is padded or cut to.
+      length: T, tokens a row is padded or cut to, or packed into.
+      pack: whether several rows of the data stand one after another in a row of a batch, see `data.packing`.
+      weights: of several files of data in the mixture of packed rows; None takes their sizes.
       epochs: passes over the data, which then decide `train.steps`; None leaves `train.steps` as it is.
       model: shape of a model made from scratch where no checkpoint to start from is given.
       vocab_size: most ids of a tokenizer trained on the data, where none is given.
@@ -32,6 +34,8 @@ class Experiment:
 
     train: TrainConfig
     length: int
+    pack: bool = False
+    weights: tuple[float, ...] | None = None
     epochs: float | None = None
     model: TransformerConfig | None = None
     vocab_size: int = 2048
@@ -39,6 +43,13 @@ class Experiment:
     def __post_init__(self):
         if self.length < 2:
             raise ValueError(f"length = {self.length}: expected at least 2 tokens")
+        if self.weights is not None and not (self.weights and all(0 < w < math.inf for w in self.weights)):
+            raise ValueError(f"weights = {self.weights}: expected a positive number for each file of data, or none")
+        if self.weights is not None and not self.pack:
+            raise ValueError(f"weights = {self.weights} mix packed rows: give pack=true")
+        if self.pack and self.length % self.train.objective.unit:
+            raise ValueError(f"length = {self.length} is no multiple of block_size = {self.train.objective.unit}: "
+                             "packed rows are whole blocks; change length or train.objective.block_size")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs = {self.epochs}: expected a positive number, or none")
         if self.vocab_size < 1:
@@ -48,7 +59,7 @@ class Experiment:
         """Returns the experiment with the steps that its epochs take over so many rows.
 
         Args:
-          rows: of the training data.
+          rows: of the training data, packed where they are.
         """
         if self.epochs is None:
             return self

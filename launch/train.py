@@ -18,6 +18,13 @@ Examples:
     python -m launch.convert_weights to-diffusion runs/seed/model seeds/blocks --shift 0
     python -m launch.train --config block_diffusion:tiny --init seeds/blocks --data rows.jsonl --run-dir runs/blocks
 
+    # a diffusion model that decodes both ways (FLARE), in packed rows: one document after another, no padding between
+    python -m launch.train --config flare:tiny --init runs/seed/model --data rows.jsonl --run-dir runs/flare
+
+    # any objective on packed rows, here of two files, four rows of the first for one of the second
+    python -m launch.train --config tiny:refusion --init runs/seed/model --run-dir runs/mixed --pack \\
+        --data rows.jsonl --data more.jsonl --set weights=4,1
+
     # stopped by ctrl-c, SIGTERM, a crash or kill -9: the same command and --resume continue bit for bit
     python -m launch.train --config tiny:refusion --init runs/seed/model --data rows.jsonl --run-dir runs/refusion \\
         --resume
@@ -42,9 +49,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +66,10 @@ def parser() -> argparse.ArgumentParser:
     p = cli.parser("python -m launch.train", __doc__)
     p.add_argument("--config", required=True, metavar="NAME",
                    help="file:experiment of configs/, e.g. tiny:refusion; a wrong name lists them")
-    p.add_argument("--data", metavar="FILE", help="training rows, e.g. rows.jsonl")
+    p.add_argument("--data", metavar="FILE", action="append", default=[],
+                   help="training rows, e.g. rows.jsonl; may be repeated with --pack")
+    p.add_argument("--pack", action="store_true",
+                   help="short for --set pack=true: several rows of the data in one of a batch")
     p.add_argument("--init", metavar="PATH",
                    help="Hugging Face directory or hub id to start from, e.g. runs/seed/model; "
                    "default a fresh model of the configuration's shape")
@@ -71,13 +82,13 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def start(options: argparse.Namespace, experiment: Any, rows: Sequence[Any]) -> tuple[Any, Any, Any]:
+def start(options: argparse.Namespace, experiment: Any, rows: Iterable[Any]) -> tuple[Any, Any, Any]:
     """Makes what training starts from.
 
     Args:
       options: the command line.
       experiment: a `configs.Experiment`.
-      rows: training rows.
+      rows: training rows, of all files.
 
     Returns:
       The module, its parameters and the tokenizer.
@@ -123,7 +134,8 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
         known[name] = getattr(model.config, here)
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
     if "mask_id" in known and known["mask_id"] is None:
-        made = {"refusion": "to-refusion", "orthrus": "to-orthrus"}.get(objective.name, "to-diffusion")
+        kinds = ("refusion", "orthrus", "flare")
+        made = f"to-{objective.name}" if objective.name in kinds else "to-diffusion"
         raise ValueError("the model and its tokenizer have no mask token: add one with `python -m "
                          f"launch.convert_weights {made}`, or name its id with --set train.objective.mask_id=ID")
     objective = dataclasses.replace(objective, **known)
@@ -141,6 +153,30 @@ def with_block(model: Any, objective: Any, length: int) -> Any:
     return model.clone(config=model.config.replace(block_size=size))
 
 
+def pipeline_of(experiment: Any, files: Sequence[Sequence[Any]], tokenizer: Any) -> Any:
+    """Returns the iterator of the run's batches.
+
+    Args:
+      experiment: a `configs.Experiment`.
+      files: training rows of each.
+      tokenizer: the run's.
+
+    Raises:
+      ValueError: several files without packing, or what the iterator refuses.
+    """
+    import jax
+
+    from dlm_jax.data.packing import Packer
+    from dlm_jax.data.pipeline import Pipeline
+
+    config = experiment.train
+    common = dict(batch_size=config.batch_size, length=experiment.length, seed=config.seed,
+                  process_index=jax.process_index(), process_count=jax.process_count())
+    if experiment.pack:
+        return Packer(files, tokenizer, align=config.objective.unit, weights=experiment.weights, **common)
+    return Pipeline(files[0], tokenizer, **common)
+
+
 def run(options: argparse.Namespace) -> int:
     """Does what the command line says.
 
@@ -155,12 +191,14 @@ def run(options: argparse.Namespace) -> int:
     """
     import configs
 
-    experiment = configs.load(options.config, options.settings)
+    experiment = configs.load(options.config, options.settings + ["pack=true"] * options.pack)
     if options.show:
         print(json.dumps(dataclasses.asdict(experiment), indent=2))
         return 0
-    if options.data is None or options.run_dir is None:
+    if not options.data or options.run_dir is None:
         raise ValueError("give --data FILE (rows to train on) and --run-dir DIR (where the run lives)")
+    if len(options.data) > 1 and not experiment.pack:
+        raise ValueError(f"{len(options.data)} files of --data are mixed by packed rows: give --pack too, or one file")
     if any(setting.startswith("train.steps=") for setting in options.settings) and experiment.epochs is not None:
         raise ValueError(f"epochs = {experiment.epochs:g} decides the steps: with train.steps give --set epochs=none "
                          "too")
@@ -172,24 +210,26 @@ def run(options: argparse.Namespace) -> int:
 
     from dlm_jax import api
     from dlm_jax.data import sources
-    from dlm_jax.data.pipeline import Pipeline
     from dlm_jax.io import folders
     from dlm_jax.train import loop, sharding
 
     sharding.check_batch(experiment.train, sharding.make_mesh(experiment.train.mesh))
-    rows = sources.read_rows(options.data)
-    experiment = experiment.with_steps(len(rows))
-    model, params, tokenizer = start(options, experiment, rows)
+    files = [sources.read_rows(name) for name in options.data]
+    if not experiment.pack:
+        experiment = experiment.with_steps(len(files[0]))
+    model, params, tokenizer = start(options, experiment, itertools.chain(*files))
     experiment = with_ids(experiment, model, tokenizer)
+    model = with_block(model, experiment.train.objective, experiment.length)
+    pipeline = pipeline_of(experiment, files, tokenizer)
+    if experiment.pack:
+        experiment = experiment.with_steps(len(pipeline))
     config = experiment.train
-    model = with_block(model, config.objective, experiment.length)
-    pipeline = Pipeline(rows, tokenizer, batch_size=config.batch_size, length=experiment.length, seed=config.seed,
-                        process_index=jax.process_index(), process_count=jax.process_count())
     say = cli.log.info if jax.process_index() == 0 else lambda *_: None
     report = pipeline.report()
     size = sum(x.size for x in jax.tree.leaves(params)) / 1e6
-    say(f"{report['rows']} rows: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of them "
-        f"left without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
+    packed = f" packed into {report['packed_rows']}" if experiment.pack else ""
+    say(f"{report['rows']} rows{packed}: {report['truncated']} cut to {experiment.length} tokens, {report['empty']} of "
+        f"them left without a response; padding {report['padding_share']:.0%}. {size:,.1f} M parameters, "
         f"{config.steps} steps of {config.batch_size} rows on {jax.device_count()} devices")
     result = loop.fit(model, params, pipeline, config, options.run_dir, resume=options.resume, tokenizer=tokenizer)
     if not result.finished:

@@ -89,6 +89,11 @@ class Objective(abc.ABC):
         """The keys of a batch that `prepare` reads."""
         return "tokens", "length", "example_id"
 
+    @property
+    def unit(self) -> int:
+        """Tokens that every document of a packed row starts at a multiple of."""
+        return 1
+
     @abc.abstractmethod
     def prepare(self, batch: dict[str, Array], key: Array) -> Any:
         """Makes the rows of a batch.

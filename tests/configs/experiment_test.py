@@ -8,6 +8,8 @@ import configs
 from configs import flare, orthrus, refusion
 from dlm_jax.decode import Orthrus, ReFusion
 from dlm_jax.models import build
+from dlm_jax.objectives import Flare
+from dlm_jax.objectives.flare import VARIANTS, variant
 
 
 def test_the_papers_training_run():
@@ -31,6 +33,30 @@ def test_orthrus_training_run(name):
     shares = build.parameter_shares(build.build(model))
     assert shares["total"] - shares["diffusion"] == pytest.approx(float(name[6:-1].replace("_", ".")) * 1e9, rel=0.03)
     assert 0.15 < shares["diffusion"] / shares["total"] < 0.20  # the paper says 16 %; so it is at 8B
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_2b", "qwen3_5_4b", "qwen3_5_9b", "qwen3_1_7b_flare"])
+def test_flare_is_trained_as_the_paper_says(name):
+    run = configs.load(f"flare:{name}", ["weights=0.4,0.4,0.2"])
+    assert (run.length, run.pack, run.train.batch_size, run.train.steps) == (4096, True, 256, 9000)
+    assert (run.train.learning_rate, run.train.warmup_steps, run.train.schedule) == (1e-5, 500, "constant")
+    assert run.train.objective == Flare(block_size=4, head_chunk=64) and run.weights == (0.4, 0.4, 0.2)
+
+
+def test_the_ablation_family_is_there_at_both_sizes():
+    for name in VARIANTS:
+        assert configs.load(f"flare:tiny_{name}").train.objective == variant(name)
+        assert configs.load(f"flare:qwen3_1_7b_{name}").pack
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["length=162"], "length = 162 is no multiple of block_size = 4.*train.objective.block_size"),
+    (["pack=false", "weights=1,2"], r"weights = \(1.0, 2.0\) mix packed rows: give pack=true"),
+    (["weights=1,0"], r"weights = \(1.0, 0.0\): expected a positive number"),
+])
+def test_packings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        configs.load("flare:tiny", settings)
 
 
 def test_table_7():

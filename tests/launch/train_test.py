@@ -1,6 +1,7 @@
 """The training launcher: from rows to a model directory, on, again, and refused."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
+from dlm_jax.data.packing import Packer
 from dlm_jax.decode import ReFusion
 from launch import convert_weights, train
 
@@ -94,6 +96,39 @@ def test_llada_is_trained_from_scratch_and_a_causal_model_is_refused(rows, seed,
     assert not (tmp_path / "other").exists()
 
 
+def test_flare_on_packed_rows_of_two_files_goes_on_where_it_was(rows, seed, tmp_path, caplog, monkeypatch):
+    settings = [s for s in SMALL if not s.startswith(("model.", "vocab_size", "length"))]
+    settings += ["length=64", "train.keep=4", "weights=3,1"]
+    more = ["--init", seed / "model", "--data", rows]
+    assert launch("flare:tiny_flare", rows, tmp_path / "whole", *more, settings=settings) == 0
+    assert "80 rows packed into" in caplog.text
+    line = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"loss_ar", "loss_diff1", "loss_diff2", "masked_share"} <= set(line) and 0 < line["masked_share"] < 1
+    model, params = dlm_jax.load(tmp_path / "whole" / "model")
+    assert (model.config.family, model.config.block_size, model.config.mask_token_id) == ("qwen3", 4, 3)
+
+    taken, original = [], Packer.__next__
+
+    def stops(packer):
+        if len(taken) == 3:
+            raise FloatingPointError("killed")
+        taken.append(1)
+        return original(packer)
+
+    monkeypatch.setattr(Packer, "__next__", stops)
+    assert launch("flare:tiny_flare", rows, tmp_path / "parts", *more, settings=settings) == 1
+    monkeypatch.setattr(Packer, "__next__", original)
+    assert launch("flare:tiny_flare", rows, tmp_path / "parts", *more, "--resume", settings=settings) == 0
+    jax.tree.map(np.testing.assert_array_equal, params, dlm_jax.load(tmp_path / "parts" / "model")[1])
+
+
+def test_any_objective_is_packed_by_a_flag_and_epochs_count_packed_rows(rows, tmp_path, caplog):
+    settings = [s for s in SMALL if not s.startswith(("train.steps", "length"))] + ["length=128", "epochs=4"]
+    assert launch("tiny:refusion", rows, tmp_path / "run", "--pack", settings=settings) == 0
+    found = re.search(r"40 rows packed into (\d+):.* (\d+) steps of 8 rows", caplog.text)
+    assert 8 <= int(found[1]) < 40 and int(found[2]) == -(-4 * int(found[1]) // 8)
+
+
 @pytest.mark.parametrize("more, message", [
     ([], "has no model to make from scratch: give --init PATH"),
     (["--init", "SEED"], "has no diffusion view: make a dual model of it first"),
@@ -153,15 +188,19 @@ def test_epochs_decide_the_steps(rows, tmp_path, caplog):
 @pytest.mark.parametrize("change, message", [
     (["--config", "tiny:flair"], "config 'tiny:flair' is not known"),
     (["--set", "train.lr=1"], "train.lr: no such field"),
-    (["--data", "/nonexistent/rows.jsonl"], "/nonexistent/rows.jsonl"),
+    (["--data", "/nonexistent/rows.jsonl", "--pack"], "/nonexistent/rows.jsonl"),
     (["--init", "/nonexistent/model"], "/nonexistent/model"),
     (["--set", "train.batch_size=6"], "6 rows cannot be split over data x fsdp = 8 devices"),
     (["--set", "train.mesh.fsdp=3"], "multiple of 3 devices but there are 8"),
     (["--set", "train.mesh.tensor=2"], "kv_heads = 1 cannot be split over mesh.tensor = 2"),
     (["--set", "length=3"], "length = 3"),
+    (["--data", "ROWS"], "2 files of --data are mixed by packed rows: give --pack too"),
+    (["--data", "ROWS", "--pack", "--set", "weights=1"], "weights = (1.0,): expected a positive number for each of"),
+    (["--set", "weights=1"], "mix packed rows: give pack=true"),
     (["--set", "epochs=2"], "epochs = 2 decides the steps"),
 ])
 def test_bad_input_ends_with_a_message_and_code_2(rows, tmp_path, capsys, change, message):
+    change = [rows if flag == "ROWS" else flag for flag in change]
     assert launch("tiny:refusion", rows, tmp_path / "run", *change) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

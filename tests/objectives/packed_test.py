@@ -10,6 +10,7 @@ from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
 from dlm_jax.objectives import documents, flare, losses
 from tests.conftest import random_params, tiny_config
+from tests.models.hybrids import hybrid_config
 from tests.objectives import packs
 
 MASK, K, T = 96, 4, 40
@@ -19,6 +20,8 @@ ROWS = [list(zip(NUMBERS, packs.documents(sizes, MASK, seed))) for seed, sizes i
 MODELS = {family: build.build(tiny_config(family, num_layers=1, hidden_size=16, intermediate_size=24, **more))
           for family, more in (("qwen3", {}), ("llada", {}), ("Dream", {}), ("a2d-qwen3", {}),
                                ("orthrus", {"mask_token_id": MASK}))}
+MODELS["hybrid"] = build.build(hybrid_config(
+    pattern=("gated_delta", "attention"), num_layers=2, hidden_size=16, intermediate_size=24))
 KEY = jax.random.key(2)
 
 MASKED = dict(mask_id=MASK, padding="ignore")
@@ -30,6 +33,9 @@ OBJECTIVES = {
     "refusion": ("qwen3", objectives.ReFusion(mask_id=MASK, slot_sizes=(2, 4), masking="released")),
     "orthrus": ("orthrus", objectives.Orthrus(mask_id=MASK, block_size=K)),  # with a block at every place
     "flare": ("qwen3", flare.variant("flare", mask_id=MASK, block_size=K)),
+    "hybrid_autoregressive": ("hybrid", objectives.Autoregressive()),
+    "hybrid_flare": ("hybrid", flare.variant("flare", mask_id=MASK, block_size=K)),
+    "hybrid_am_causal": ("hybrid", flare.variant("am_causal", mask_id=MASK, block_size=K)),
 }
 # rows are compared, and not run
 FURTHER = {
@@ -44,15 +50,14 @@ FURTHER = {
 
 def batches(objective):
     """The packed batch and the unpacked one of the same documents."""
-    align = objective.unit if isinstance(objective, objectives.Flare) else 1
-    return packs.packed(ROWS, T, 5, align), packs.alone(ROWS, T)
+    return packs.packed(ROWS, T, 5, objective.unit), packs.alone(ROWS, T)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradient_of_packed_documents_are_those_of_each_alone(name):
     family, objective = OBJECTIVES[name]
     model = MODELS[family]
-    params = random_params(model)
+    params = random_params(model, scale=0.1)
     loss = lambda params, batch: objective.loss(model.scorer(params), batch, KEY)
     run = jax.jit(jax.value_and_grad(loss, has_aux=True))
     packed, alone = batches(objective)
@@ -84,7 +89,7 @@ def test_rows_are_prepared_as_each_document_alone(name):
     assert padding.any() and all((np.asarray(w)[padding] == 0).all() for w in got.weights.values())
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "llada", "dream", "orthrus"])
+@pytest.mark.parametrize("name", ["autoregressive", "llada", "dream", "orthrus", "hybrid_autoregressive"])
 def test_a_changed_document_changes_no_other(name):
     family, objective = OBJECTIVES[name]
     model = MODELS[family]

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlm_jax.io import hf
 from dlm_jax.models import build
-from dlm_jax.models.config import from_hf
+from dlm_jax.models.hf_config import from_hf
 from dlm_jax.objectives import documents, flare, losses
 from tests.oracle.refusion_train import _Checker, as_stored
 
@@ -34,13 +34,15 @@ FORWARDS = {
 }
 
 
-def packed_batch(tokens, response, starts, positions, doc_ids) -> dict[str, jax.Array]:
-    """Returns one packed row as the packer would yield it; `starts` ends with the row's length."""
-    row = lambda x: jnp.asarray(x, jnp.int32)[None]
+def packed_batch(array, length: int, most: int) -> dict[str, jax.Array]:
+    """Returns a case's row as the packer would yield it, with room for `length` tokens and `most` documents."""
+    row = lambda x, size, fill=0: jnp.asarray(np.pad(x, (0, size - len(x)), constant_values=fill))[None]
+    of_tokens = lambda field, fill=0: row(array(field).astype(np.int32), length, fill)
+    starts = array("cu_seqlens").astype(np.int32)
     return {
-        "tokens": row(tokens), "loss_mask": jnp.asarray(response, bool)[None], "documents": row(doc_ids),
-        "positions": row(positions), "start": row(starts[:-1]), "length": row(np.diff(starts)),
-        "example_id": row(np.zeros(len(starts) - 1))}
+        "tokens": of_tokens("tokens"), "loss_mask": of_tokens("response_mask") > 0,
+        "documents": of_tokens("doc_ids", -1), "positions": of_tokens("position_ids"), "start": row(starts[:-1], most),
+        "length": row(np.diff(starts), most), "example_id": jnp.zeros((1, most), jnp.int32)}
 
 
 def arrange(batch: dict[str, jax.Array], drawn: jax.Array, objective: flare.Flare) -> flare.Rows:
@@ -81,6 +83,7 @@ def _objectives(case: dict, forward: str) -> dict[str, flare.Flare]:
 
 
 def _forward(check: _Checker, model, params, case: dict, forward: str, batch, drawn, array) -> None:
+    """Compares what one forward gives, beginning with its logits."""
     objectives = _objectives(case, forward)
     names = tuple(objectives)
     wanted = tuple(i for i, name in enumerate(names) if name in case["grad_norms"])
@@ -89,7 +92,7 @@ def _forward(check: _Checker, model, params, case: dict, forward: str, batch, dr
             _compute(model, params, batch, drawn, tuple(objectives.values()), wanted))
     what = lambda name: f"{case['case']} {name}"
     atol = LOGIT_ATOL["rough" if "rough" in case["model"] else "trained"]
-    streams = np.split(logits, 1 + objectives[names[0]].views)
+    streams = [stream[:case["length"]] for stream in np.split(logits, 1 + objectives[names[0]].views)]
     stored = {"noisy": ("logits_clean", "logits_noisy1", "logits_noisy2"),
               "bc": ("bc_logits_clean", "bc_logits_noisy1", "bc_logits_noisy2"),
               "am_bidir": ("logits_clean", "am_bidir_logits_noisy"),
@@ -105,7 +108,8 @@ def _forward(check: _Checker, model, params, case: dict, forward: str, batch, dr
         check.close(what(f"{name} loss"), total, want["per_response_token"], LOSS_RTOL)
         if name == "flare:noisy_row":
             for part in terms:
-                check.close(what(f"nll_{part}"), terms[part][0], array(f"nll_{part}"), LOGIT_RTOL, atol)
+                got = terms[part][0, : case["length"]]
+                check.close(what(f"nll_{part}"), got, array(f"nll_{part}"), LOGIT_RTOL, atol)
     for place, i in enumerate(wanted):
         name = names[i]
         _gradient(check, what(name), jax.tree.map(lambda x: x[place], gradient), model, case["grad_norms"][name],
@@ -137,6 +141,10 @@ def run(folder: Path, only: str = "") -> tuple[bool, float, str]:
     """
     folder = Path(folder)
     cases = [case for case in json.loads((folder / "cases.json").read_text())["cases"] if only in case["model"]]
+    # rows of equal shapes share what is compiled; a row that ends inside a block is not made longer
+    shape = lambda case: (case["block_size"], case["noisy_views"], case["length"] % case["block_size"])
+    room = {shape(case): [max(of(other) for other in cases if shape(other) == shape(case))
+                          for of in (lambda c: c["length"], lambda c: len(c["documents"]))] for case in cases}
     check = _Checker()
     with np.load(folder / "cases.npz") as arrays:
         for case in cases:
@@ -144,12 +152,11 @@ def run(folder: Path, only: str = "") -> tuple[bool, float, str]:
             model = build.build(from_hf(json.loads((weights / "config.json").read_text())))
             params = hf.load_params(weights, model.config, dtype=np.float32)
             array = lambda field: arrays[name] if (name := f"{case['case']}__{field}") in arrays else None
-            batch = packed_batch(array("tokens"), array("response_mask"), array("cu_seqlens"), array("position_ids"),
-                                 array("doc_ids"))
-            drawn = jnp.asarray(array("noise_mask1"), bool)[None]
+            batch = packed_batch(array, *room[shape(case)])
+            drawn = jnp.pad(jnp.asarray(array("noise_mask1"), bool), (0, batch["tokens"].shape[1] - case["length"]))
             for forward, (_, names) in FORWARDS.items():
                 if not case["losses"].keys().isdisjoint(names):
-                    _forward(check, model, params, case, forward, batch, drawn, array)
+                    _forward(check, model, params, case, forward, batch, drawn[None], array)
     detail = f"{len(cases)} two-stream training cases, {check.checks} checks"
     if check.failures:
         detail += f", {len(check.failures)} failed: " + "; ".join(check.failures[:5])

@@ -42,6 +42,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_decode
 
         return refusion_decode.run
+    if {"noisy_views", "response_tokens", "losses"} <= first.keys():
+        from tests.oracle import flare_train
+
+        return flare_train.run
     if {"official_ar_loss", "official_mdm_loss", "samples"} <= first.keys():
         from tests.oracle import refusion_train
 

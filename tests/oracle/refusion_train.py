@@ -28,7 +28,11 @@ def as_stored(tree: dict, config) -> dict[str, np.ndarray]:
         for key in parameter.path:
             whole = whole[key]
         for name, index in zip(parameter.names, np.ndindex(*parameter.lead)):
-            found[name] = parameter.to_stored(np.asarray(whole)[index])
+            part = parameter.to_stored(np.asarray(whole)[index])
+            if parameter.piece is None:
+                found[name] = part
+            else:
+                parameter.piece.put(found.setdefault(name, np.zeros(parameter.stored_shape, part.dtype)), part)
     return found
 
 
