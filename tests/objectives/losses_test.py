@@ -64,6 +64,20 @@ def test_chunked_head_never_sees_more_than_a_chunk():
     assert set(head.largest) == {(2, 2)}
 
 
+def test_the_logits_of_all_tokens_are_never_held():
+    T, V = 512, 4096
+    hidden, table = jnp.zeros((2, T, 8)), jnp.zeros((V, 8))
+    labels = jnp.zeros((2, T), jnp.int32)
+
+    def temporaries(chunk):
+        f = lambda hidden, table: jnp.sum(losses.head_nll(Head(table), hidden, labels, chunk))
+        compiled = jax.jit(jax.value_and_grad(f, argnums=(0, 1))).lower(hidden, table).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    whole = 4 * 2 * T * V
+    assert temporaries(T) >= whole > 3 * temporaries(16)
+
+
 def test_chunk_below_one_is_refused():
     hidden, labels, table = _example(4)
     with pytest.raises(ValueError, match="chunk = 0.*at least 1"):
