@@ -9,7 +9,10 @@ import pytest
 
 from dlm_jax.decode import ARTrust, Autoregressive, Orthrus, check_lossless, generate, lossless, orthrus
 from dlm_jax.decode.executables import EXECUTABLES
+from dlm_jax.models import build
+from tests.conftest import random_params
 from tests.decode import dual_models
+from tests.models import hybrids
 
 
 def half(network):
@@ -39,10 +42,20 @@ def test_half_precision_differs_in_near_ties_only(seed, decoder):
     assert "near tie" in str(report)
 
 
-@DECODERS
-@pytest.mark.parametrize("network", [dual_models.untrained, lambda: half(dual_models.untrained())], ids=["f32", "bf16"])
+def hybrid():
+    model = build.build(hybrids.hybrid_config(vocab_size=32, num_layers=2, pattern=("gated_delta", "attention"),
+                                              mask_token_id=31))
+    return model, random_params(model, scale=0.35)
+
+
+NETWORKS = {"f32": dual_models.untrained, "bf16": lambda: half(dual_models.untrained()), "hybrid": hybrid}
+
+
+@pytest.mark.parametrize("network, decoder", [
+    ("f32", Orthrus(block_size=4)), ("bf16", Orthrus(block_size=4)), ("bf16", ARTrust(horizon=4)),
+    ("hybrid", ARTrust(horizon=4))])
 def test_a_wrong_token_is_a_divergence(network, decoder):
-    model, params = network()
+    model, params = NETWORKS[network]()
     prompt = [3, 4, 5]
     out = generate(model, params, [prompt], decoder, max_new_tokens=12, eos_id=-1)
     for index in (1, 6, 11):
