@@ -69,6 +69,7 @@ def gates(a: Array, b: Array, log_rate: Array, bias: Array) -> tuple[Array, Arra
     return -jnp.exp(log_rate) * jax.nn.softplus(a + bias), jax.nn.sigmoid(b)
 
 
+@functools.partial(jax.checkpoint, static_argnums=3)  # float32 copies of a row are made again, not stored
 def gated_norm(x: Array, gate: Array, weight: Array, epsilon: float) -> Array:
     """Divides a head by its root mean square, scales it, and multiplies it by silu(gate).
 
@@ -106,18 +107,17 @@ def convolve(x: Channels, filters: Channels, noisy: Channels | None = None, *, t
     Returns:
       What the delta rule reads, of the inputs and of the noisy views.
     """
-    def one(x, weight, noisy, tail):
+    @functools.partial(jax.checkpoint, static_argnums=0)  # cheap, and several times the size of what it is made from
+    def one(unit, x, weight, noisy, tail):
         flat = lambda a: None if a is None else a.reshape(*a.shape[:-2], -1)
         weight = weight.reshape(-1, weight.shape[-1])[:, ::-1]
-        out, views, _ = short_conv(flat(x), weight, flat(noisy), block_size=block_size, documents=documents,
-                                   state=flat(tail))
-        return tuple(None if a is None else jax.nn.silu(a).reshape(like.shape)
-                     for a, like in ((out, x), (views, noisy)))
+        made = short_conv(flat(x), weight, flat(noisy), block_size=block_size, documents=documents, state=flat(tail))
+        made = [None if a is None else jax.nn.silu(a).reshape(like.shape) for a, like in zip(made, (x, noisy))]
+        return [None if a is None else _unit(a) for a in made] if unit else made
 
     nothing = (None,) * 3
-    clean, views = zip(*map(one, x, filters, noisy or nothing, tail or nothing))
-    unit = lambda c: Channels(_unit(c[0]), _unit(c[1]), c[2])
-    return unit(clean), None if noisy is None else unit(views)
+    clean, views = zip(*map(one, (True, True, False), x, filters, noisy or nothing, tail or nothing))
+    return Channels(*clean), None if noisy is None else Channels(*views)
 
 
 def streams(x: Channels, g: Array, beta: Array, filters: Channels, *, views: int = 0, block_size: int = 1,
