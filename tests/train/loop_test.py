@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 
+from dlm_jax.data import packing
+from dlm_jax.objectives import Flare
 from dlm_jax.train import loop
 from tests.train import toy
 
@@ -224,3 +226,10 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
         "tokens": np.full((8, 16), 24, np.int32)})
     with pytest.raises(ValueError, match="token id 24 lies outside the model's vocabulary of 24"):
         toy.run(tmp_path / "run")
+
+
+def test_packed_documents_inside_a_block_are_refused_before_a_step(tmp_path, monkeypatch):
+    row = packing.lay_out([(0, ([1], [2, 3])), (1, ([4], [5, 6]))], length=16, most=2, align=1, pad_id=0)
+    monkeypatch.setattr(toy.Counting, "batch", lambda *_: {name: np.stack([x] * 8) for name, x in row.items()})
+    with pytest.raises(ValueError, match="document 1 of row 0 starts at token 3, inside a block of block_size = 4"):
+        toy.run(tmp_path / "run", objective=Flare(mask_id=23, block_size=4))
