@@ -129,7 +129,8 @@ class ARTrust(Decoder):
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
-        draw = lambda hidden, keys: tiles.draw(Rows(score, hidden, self.tile), self.sampler, keys)
+        sampler = policies.of_sampler(self.policy, self.sampler)
+        draw = lambda hidden, keys: tiles.draw(Rows(score, hidden, self.tile), sampler, keys)
         first = first_token(draw, score, request, window=self.horizon)
         zero, N = jnp.zeros_like(first.length), self.horizon
         width = jax.eval_shape(lambda: forward(score, request, zero, jnp.zeros((request.batch, 1), jnp.int32), zero,
@@ -153,8 +154,8 @@ class ARTrust(Decoder):
 
         counts = state.counts.add(jnp.where(cold, DRAFT, VERIFY), advance + read, active)
         hidden, cache = forward(score, request, state.length - 1, tokens, advance, read, state.cache, wanted)
-        number = state.length[:, None] - 1 + wanted + 1  # of the token that each output predicts
-        keys = sampling.draw_keys(request.keys, counts.after_prefill(), number)
+        keys = sampling.draw_keys(  # of the number that each output predicts
+            request.keys, counts.after_prefill(), state.length[:, None] + wanted)
         accepted, own, drafts = self._judged(score, hidden, state, keys)
 
         offset = offset[:N]
@@ -184,41 +185,38 @@ class ARTrust(Decoder):
           state: before the round.
           keys: (B, 2N-1) PRNG keys.
         """
-        N, held = self.horizon, jnp.arange(self.horizon - 1) < state.held[:, None]
-        count = lambda kept: speculative.prefix_length(kept & held)
+        N, B = self.horizon, len(state.held)
+        count = lambda kept: speculative.prefix_length(kept & (jnp.arange(N - 1) < state.held[:, None]))
+        pick = lambda x, at: jnp.take_along_axis(x, at.reshape(B, 1, *(1,) * (x.ndim - 2)), axis=1)
 
         def greedy():
             found = policies.likeliest(Rows(score, hidden, self.tile))
             accepted = count(state.drafts == found[:, : N - 1])
-            return accepted, jnp.take_along_axis(found, accepted[:, None], axis=1)[:, 0], found[:, N:]
+            return accepted, pick(found, accepted)[:, 0], found[:, N:]
 
         def sampled():
-            policy, sampler = self.policy, policies.of_sampler(self.policy, self.sampler)
-            rows = Rows(score, jnp.concatenate([hidden, state.noisy], axis=1), self.tile)
-            B = state.drafts.shape[0]
-            places = lambda start, stop: jnp.broadcast_to(jnp.arange(start, stop), (B, stop - start))
-            pad = jnp.zeros((B, N), jnp.int32)
-            judged = jnp.concatenate([state.drafts, pad] + [state.drafts] * policy.holds, axis=1)
-            law, ((drafts, _), logits) = tiles.law(rows, sampler, tiles.best(rows.shape), tiles.of(judged))
-            clean, noisy = law.take(places(0, N - 1)), law.take(places(2 * N - 1, 3 * N - 2)) if policy.holds else None
-            p = clean.log(logits[:, : N - 1, None])[..., 0]
-            q = noisy.log(logits[:, 2 * N - 1 :, None])[..., 0] if policy.holds else jnp.zeros_like(p)
-            coin = policies.coins(policies.apart(keys[:, : N - 1], _COIN))
-            accepted = count(coin <= policies.chance(policy, p, q))
+            policy, ends = self.policy, (N - 1, 2 * N - 1)  # of the rows that judge drafts, and of the noisy ones
+            rows = Rows(score, jnp.concatenate([hidden, state.noisy], axis=1), self.tile)  # those of the drafts behind
+            judged = jnp.concatenate(
+                [state.drafts, jnp.zeros((B, N), jnp.int32)] + [state.drafts] * policy.holds, axis=1)
+            law, ((likeliest, _), logits) = tiles.law(
+                rows, policies.of_sampler(policy, self.sampler), tiles.best(rows.shape), tiles.of(judged))
+            clean, noisy = law.cut(0, ends[0]), law.cut(ends[1], ends[1] + N - 1) if policy.holds else None
+            p = clean.log(logits[:, : ends[0], None])[..., 0]
+            q = noisy.log(logits[:, ends[1] :, None])[..., 0] if policy.holds else jnp.zeros_like(p)
+            coins = policies.coins(policies.apart(keys[:, : ends[0]], _COIN))
+            accepted = count(coins <= policies.chance(policy, p, q))
 
-            at, proposed = accepted[:, None], jnp.minimum(accepted, N - 2)[:, None]
-            pair = [hidden] + [state.noisy] * policy.holds
-            pair = [jnp.take_along_axis(x, i[..., None], axis=1) for x, i in zip(pair, (at, proposed))]
+            proposed = jnp.minimum(accepted, N - 2)
+            pair = [pick(hidden, accepted)] + [pick(state.noisy, proposed)] * policy.holds
             own = policies.correct(
-                policy, Rows(score, jnp.concatenate(pair, axis=1), self.tile), law.take(at),
-                noisy.take(proposed) if policy.holds else None,
-                jnp.take_along_axis(state.drafts, proposed, axis=1), at < state.held[:, None],
-                policies.apart(jnp.take_along_axis(keys, at, axis=1), _CORRECTION))
-            if policy.draws:
-                ahead = tiles.drawn(law.take(places(N, 2 * N - 1)), policies.apart(keys[:, N:], _DRAFT))
-                drafts = Rows(score, hidden[:, N:], self.tile).read(ahead)[0][0]
-                return accepted, own, drafts
-            return accepted, own, drafts[:, N : 2 * N - 1]
+                policy, Rows(score, jnp.concatenate(pair, axis=1), self.tile), law.take(accepted[:, None]),
+                noisy.take(proposed[:, None]) if policy.holds else None, pick(state.drafts, proposed),
+                (accepted < state.held)[:, None], policies.apart(pick(keys, accepted), _CORRECTION))
+            if not policy.draws:
+                return accepted, own, likeliest[:, N : ends[1]]
+            ahead = tiles.drawn(law.cut(N, ends[1]), policies.apart(keys[:, N:], _DRAFT))
+            return accepted, own, Rows(score, hidden[:, N:], self.tile).read(ahead)[0][0]
 
         return jax.lax.cond(self.sampler.warm, sampled, greedy)
 

@@ -150,6 +150,10 @@ class Law:
         scaled = logits / self.heat
         return jnp.where(scaled >= self.floor[..., None], scaled - self.normaliser[..., None], -jnp.inf)
 
+    def cut(self, start: int, stop: int) -> "Law":
+        """Returns the laws of the outputs start, ..., stop - 1."""
+        return Law(self.heat, self.floor[:, start:stop], self.normaliser[:, start:stop])
+
     def take(self, places: Array) -> "Law":
         """Returns the laws of (B, c) outputs."""
         part = lambda x: jnp.take_along_axis(x, places, axis=1)
