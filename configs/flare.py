@@ -40,6 +40,7 @@ TINY = tiny.MODEL.replace(
     family="qwen3_5_text", partial_rotary_factor=0.25, pattern=_PATTERN,
     gated_delta=GatedDelta(key_heads=2, value_heads=4, key_dim=32, value_dim=32, taps=4))
 
+
 def _paper(objective: objectives.Flare) -> Experiment:
     # 64 predictions of a row at a time: Qwen3.5's vocabulary has 248,320 ids
     return Experiment(length=4096, pack=True, train=TrainConfig(
