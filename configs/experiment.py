@@ -50,6 +50,9 @@ class Experiment:
         if self.pack and self.length % self.train.objective.unit:
             raise ValueError(f"length = {self.length} is no multiple of block_size = {self.train.objective.unit}: "
                              "packed rows are whole blocks; change length or train.objective.block_size")
+        if self.pack and getattr(self.train.objective, "padding", None) == "eos":
+            raise ValueError("train.objective.padding = 'eos' fills rows up to the longest, which packed rows have no "
+                             "room for: give train.objective.padding=ignore, or pack=false")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs = {self.epochs}: expected a positive number, or none")
         if self.vocab_size < 1:

@@ -60,11 +60,9 @@ def parser() -> argparse.ArgumentParser:
                           help="id of the mask token: a free one of the tokenizer, e.g. 151670 for Qwen3 as the "
                           "released ReFusion code has it; default the tokenizer's own or next. Without a tokenizer any "
                           "id; one beyond the vocabulary is added")
-    for name, size in (("to-orthrus", 32), ("to-flare", 4)):
-        seeds[name].add_argument(
-            "--block-size", type=int, default=size, metavar="N",
-            help="tokens of the blocks it is to be trained on, for config.json; free when decoding "
-                 "(default: %(default)s)")
+    seeds["to-orthrus"].add_argument(
+        "--block-size", type=int, default=32, metavar="N",
+        help="tokens of the blocks it is to be trained on, for config.json; free when decoding (default: %(default)s)")
     seeds["to-diffusion"].add_argument(
         "--shift", type=int, choices=(0, 1), default=1,
         help="1: outputs go on predicting the next token, as Dream's do; 0: they learn to predict their own, as "
@@ -112,7 +110,10 @@ def convert(args: argparse.Namespace) -> str:
                                  "masked")
             conversion.init_from_ar(build.build(config), {}, 0)  # refuses what has no AR view, before weights are read
         if args.command == "to-flare":
-            config = causal(config).replace(block_size=args.block_size)
+            check_causal(config)
+        if args.command == "to-refusion" and config.recurrent:
+            raise ValueError(f"{args.source}: ReFusion reorders tokens, which the recurrent layers of a "
+                             f"{config.family} model cannot follow; take a model of attention alone, or to-flare")
         if args.command == "to-diffusion":
             config = conversion.denoiser(config, args.shift)
         params = hf.load_params(source, config, dtype=args.dtype)
@@ -141,12 +142,11 @@ def convert(args: argparse.Namespace) -> str:
     return f"{args.out}: {count(params)}, {jax.tree.leaves(params)[0].dtype}"
 
 
-def causal(config: Any) -> Any:
-    """Returns the configuration of a model that predicts the next token; ValueError names another."""
+def check_causal(config: Any) -> None:
+    """Raises ValueError for a model that does not predict the next token."""
     if config.bidirectional or config.dual:
         raise ValueError(f"a {config.family} model is not autoregressive: FLARE continues a causal one, such as "
                          "Qwen3 or Qwen3.5")
-    return config
 
 
 def own_tokenizer(source: Path) -> Path | None:

@@ -133,7 +133,7 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
             continue
         known[name] = getattr(model.config, here)
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
-    if "mask_id" in known and known["mask_id"] is None:
+    if "mask_id" in known and known["mask_id"] is None and objective.masks:
         kinds = ("refusion", "orthrus", "flare")
         made = f"to-{objective.name}" if objective.name in kinds else "to-diffusion"
         raise ValueError("the model and its tokenizer have no mask token: add one with `python -m "
@@ -145,7 +145,7 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
 def with_block(model: Any, objective: Any, length: int) -> Any:
     """Returns the module with the block size it is about to be trained on, where the objective has one."""
     size = objective.block_size
-    if size is None:
+    if size is None or not objective.masks:
         return model
     if size > length:
         raise ValueError(f"length = {length}: rows have no room for blocks of {size} tokens; raise length, or lower "

@@ -8,6 +8,7 @@ from typing import Any
 from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, parts
 
 _WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 _GATED_DELTA = {
     "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
@@ -78,10 +79,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
         initializer_range=_number(raw, "initializer_range", 0.02),
         max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
-        bos_token_id=_token(raw, "bos_token_id"),
-        eos_token_id=_token(raw, "eos_token_id"),
-        pad_token_id=_token(raw, "pad_token_id"),
-        mask_token_id=_token(raw, "mask_token_id"),
+        **{name: _token(raw, name) for name in _SPECIAL_IDS},
         **{name: _integer(raw, name) for name in ("block_size", "logit_shift") if raw.get(name) is not None},
         **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
     )
@@ -96,13 +94,24 @@ def _text_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(inner, Mapping):
         raise ValueError(f"text_config = {inner!r} of a {family} model: expected an object, the text model's")
     outer = {name: raw[name] for name in ("tie_word_embeddings",) if raw.get(name) is not None}
-    return {**inner, **outer, "model_type": inner.get("model_type", _WRAPPED[family])}
+    ids = {name: raw[name] for name in _SPECIAL_IDS if inner.get(name) is None and raw.get(name) is not None}
+    return {**inner, **outer, **ids, "model_type": inner.get("model_type", _WRAPPED[family])}
 
 
 def _layers(raw: Mapping[str, Any], rotary_home: Mapping[str, Any]) -> dict[str, Any]:
     """Reads what a hybrid family says of its layers: their kinds as the shortest period, and the shapes of each."""
     count = _integer(raw, "num_hidden_layers")
-    every = _integer(raw, "full_attention_interval", 4)
+    every, step = (_integer(raw, name, default) for name, default in (
+        ("full_attention_interval", 4), ("decoder_sparse_step", 1)))
+    if min(every, step) < 1:
+        raise ValueError(f"full_attention_interval = {every}, decoder_sparse_step = {step}: expected at least 1 layer")
+    if not isinstance(raw.get("layer_types") or [], list):
+        raise ValueError(f"layer_types = {raw['layer_types']!r}: expected a list with a type for every layer")
+    if raw.get("attn_output_gate") is False:
+        raise ValueError("attn_output_gate = false is not supported; accepted: true or absent")
+    if raw["model_type"] != "qwen3_next" and raw.get("num_experts"):
+        raise ValueError(f"num_experts = {raw['num_experts']} of a {raw['model_type']} model is not supported; "
+                         "accepted: 0 or absent, or model_type 'qwen3_next'")
     types = raw.get("layer_types") or [
         "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
     unknown = [kind for kind in types if kind not in _MIXERS]
@@ -112,7 +121,7 @@ def _layers(raw: Mapping[str, Any], rotary_home: Mapping[str, Any]) -> dict[str,
         raise ValueError(f"layer_types lists {len(types)} layers, num_hidden_layers is {count}")
     kinds = [_MIXERS[kind] for kind in types]
     if raw["model_type"] == "qwen3_next" and _integer(raw, "num_experts", 512):
-        step, plain = _integer(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+        plain = raw.get("mlp_only_layers") or []
         kinds = [kind if i in plain or (i + 1) % step else kind + "+moe" for i, kind in enumerate(kinds)]
     period = next(n for n in range(1, count + 1) if count % n == 0 and kinds == kinds[:n] * (count // n))
     read = lambda names: {ours: _integer(raw, theirs) for ours, theirs in names.items()}
@@ -237,7 +246,7 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     }
     if config.qk_norm:
         raw["attention_bias"] = False
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "block_size", "logit_shift"):
+    for name in (*_SPECIAL_IDS, "block_size", "logit_shift"):
         if getattr(config, name) is not None:
             raw[name] = getattr(config, name)
     if config.gated_attention:

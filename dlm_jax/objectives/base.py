@@ -137,9 +137,14 @@ class Objective(abc.ABC):
             if value is not None and value >= score.vocab_size:
                 raise ValueError(f"{field} = {value} lies outside the vocabulary of {score.vocab_size} ids")
 
+    @property
+    def masks(self) -> bool:
+        """Whether it trains a model to say what masks stand for."""
+        return "mask_id" in self.ids
+
     def check_ids(self) -> None:
         """Raises ValueError where an id that it needs is None."""
-        if "mask_id" in self.ids and self.mask_id is None:
+        if self.masks and self.mask_id is None:
             raise ValueError("mask_id is None: give the id of the model's mask token, its config's mask_token_id")
 
     def check_batch(self, batch: dict[str, Array]) -> None:

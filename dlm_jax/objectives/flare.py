@@ -89,8 +89,8 @@ class Flare(Objective):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.block_size < 1:
-            raise ValueError(f"block_size = {self.block_size}: expected at least 1 token")
+        if type(self.block_size) is not int or self.block_size < 1:
+            raise ValueError(f"block_size = {self.block_size}: expected a whole number of at least 1 token")
         if self.views not in (0, 1, 2):
             raise ValueError(f"views = {self.views}: expected 2 (complementary), 1 or 0")
         if self.masking == "all" and self.views != 1:
@@ -110,9 +110,10 @@ class Flare(Objective):
         """Tokens that every document starts at a multiple of; 1 without noisy views."""
         return self.block_size if self.views else 1
 
-    def check_ids(self) -> None:
-        if self.views:
-            super().check_ids()
+    @property
+    def masks(self) -> bool:
+        """See `Objective.masks`."""
+        return self.views > 0
 
     def check(self, score: Scorer) -> None:
         super().check(score)

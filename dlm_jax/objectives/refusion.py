@@ -72,6 +72,12 @@ class ReFusion(Objective):
     def reads(self) -> tuple[str, ...]:
         return *super().reads, "prompt_length"
 
+    def check(self, score: Scorer) -> None:
+        super().check(score)
+        if score.recurrent:
+            raise ValueError("ReFusion reads tokens in an order of its own, which the model's recurrent layers cannot "
+                             "follow: take a model of attention alone, or the objective Flare")
+
     def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         """Returns corrupted rows with the weights "ar" and "mdm"; an empty term of the loss has weight 0."""
         self.check_batch(batch)

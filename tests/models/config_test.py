@@ -119,7 +119,7 @@ HYBRID = RAW | {
     (dict(layer_types=["full_attention"] * 8, decoder_sparse_step=2), ("attention", "attention+moe")),
     (dict(layer_types=["full_attention"] * 7 + ["linear_attention"], mlp_only_layers=[0], num_experts_per_tok=1),
      ("attention",) + ("attention+moe",) * 6 + ("gated_delta+moe",)),
-    (dict(model_type="qwen3_5_text", partial_rotary_factor=0.5), ("gated_delta",) * 3 + ("attention",))])
+    (dict(model_type="qwen3_5_text", num_experts=0, partial_rotary_factor=0.5), ("gated_delta",) * 3 + ("attention",))])
 def test_layer_types_make_the_shortest_period(change, pattern):
     config = configs.from_hf(HYBRID | change)
     assert config.pattern == pattern
@@ -128,9 +128,10 @@ def test_layer_types_make_the_shortest_period(change, pattern):
 
 
 def test_a_wrapped_text_model_is_read():
-    text = HYBRID | {"model_type": "qwen3_5_text", "tie_word_embeddings": False}
+    text = HYBRID | {"model_type": "qwen3_5_text", "tie_word_embeddings": False, "num_experts": None}
     wrapped = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 3}, "tie_word_embeddings": True}
     assert configs.from_hf(wrapped) == configs.from_hf(text).replace(tie_word_embeddings=True)
+    assert configs.from_hf(wrapped | {"mask_token_id": 7}).mask_token_id == 7
     with pytest.raises(ValueError, match="text_config = None of a qwen3_5 model: expected an object"):
         configs.from_hf({"model_type": "qwen3_5"})
 
@@ -143,6 +144,11 @@ def test_a_wrapped_text_model_is_read():
     (dict(num_experts_per_tok=5), "active = 5.*all 4 experts"),
     (dict(partial_rotary_factor=0.2), "partial_rotary_factor = 0.2 of head_dim = 16"),
     (dict(attention_bias=True), "attention_bias"),
+    (dict(full_attention_interval=0), "full_attention_interval = 0.*at least 1 layer"),
+    (dict(decoder_sparse_step=0), "decoder_sparse_step = 0: expected at least 1 layer"),
+    (dict(layer_types="full_attention"), "layer_types = 'full_attention': expected a list"),
+    (dict(attn_output_gate=False), "attn_output_gate = false is not supported"),
+    (dict(model_type="qwen3_5_text"), "num_experts = 4 of a qwen3_5_text model is not supported"),
     (dict(linear_conv_kernel_dim=None), "lacks 'linear_conv_kernel_dim'")])
 def test_hybrids_that_cannot_be_are_named(change, message):
     with pytest.raises(ValueError, match=message):

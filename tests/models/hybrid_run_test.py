@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dlm_jax
+from dlm_jax import objectives
 from dlm_jax.decode import Autoregressive, ReFusion, Runner, generate, join
 from dlm_jax.models import build, convert
 from dlm_jax.nn import visibility as vis
@@ -132,6 +133,8 @@ def test_procedures_that_a_state_cannot_follow_are_refused():
     model, params = hybrid()
     with pytest.raises(ValueError, match="ReFusion reads tokens in an order of its own.*recurrent layers.*ARTrust"):
         generate(model, params, [[5]], ReFusion(), max_new_tokens=4, mask_id=96)
+    with pytest.raises(ValueError, match="ReFusion reads tokens in an order of its own.*the objective Flare"):
+        objectives.ReFusion(mask_id=96).check(model.scorer(params))
     drafter = build.build(tiny_config("llada"))
     with pytest.raises(ValueError, match="the guide, a qwen3_5_text, has recurrent layers"):
         join(drafter, random_params(drafter), model, params)

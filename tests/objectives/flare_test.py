@@ -197,7 +197,8 @@ def test_masks_are_complementary_and_of_the_right_law(antithetic):
     for block in (0, 7, 15, slice(None)):
         shares = np.bincount(counts[:, block].ravel(), minlength=K + 1) / counts[:, block].size
         np.testing.assert_allclose(shares, 1 / (K + 1), atol=0.06)
-    assert abs(np.corrcoef(one[:, 0], one[:, K])[0, 1]) < (1 if antithetic else 0.12)
+    if not antithetic:
+        assert abs(np.corrcoef(one[:, 0], one[:, K])[0, 1]) < 0.12
     # spread evenly, a document's share of masks varies less than with times of their own
     spread = one.mean(1).std()
     assert abs(one.mean() - 0.5) < 0.01 and (spread < 0.065 if antithetic else spread > 0.075)
@@ -280,8 +281,8 @@ def test_block_causal_clean_streams_are_for_attention_alone():
 def test_the_head_reads_two_rows_a_token_and_a_chunk_at_a_time(monkeypatch):
     seen = []
     original = losses.head_nll
-    monkeypatch.setattr(losses, "head_nll", lambda score, hidden, *rest: seen.append(hidden.shape) or original(
-        score, hidden, *rest))
-    objective = make()
+    monkeypatch.setattr(losses, "head_nll", lambda score, hidden, labels, chunk: seen.append(
+        (hidden.shape, chunk)) or original(score, hidden, labels, chunk))
+    objective = make(head_chunk=8)
     jax.eval_shape(lambda p: objective.loss(MODEL.scorer(p), BATCH, jax.random.key(0))[0], PARAMS)
-    assert seen == [(1, 2 * T, 32)]
+    assert seen == [((1, 2 * T, 32), 8)]
