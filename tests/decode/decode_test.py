@@ -38,6 +38,7 @@ def prompts(seed: int, count: int, low: int = 1, high: int = 14):
     return [rng.integers(2, V - 1, rng.integers(low, high)).tolist() for _ in range(count)]
 
 
+# what is traced differs, where it can: those compile once
 DECODERS = {
     "greedy": Autoregressive(),
     "sampled": Autoregressive(temperature=0.8, top_k=12, top_p=0.9),
@@ -48,10 +49,10 @@ DECODERS = {
     "refusion_recompute": ReFusion(slot_size=4, block_length=16, slot_threshold=0.2, kv="recompute"),
     "refusion_fixed": ReFusion(slot_size=4, block_length=16, confidence_aware=False, slots_per_round=2),
     "refusion_sampled": ReFusion(
-        slot_size=4, block_length=16, slot_threshold=0.2, temperature=0.7, top_k=30, top_p=0.95),
+        slot_size=4, block_length=16, slot_threshold=0.2, token_threshold=0.2, temperature=0.7, top_k=30, top_p=0.95),
     "orthrus": Orthrus(block_size=4),
-    "orthrus_sampled": Orthrus(block_size=3, temperature=0.9, top_k=20, top_p=0.95),
-    "ar_trust": ARTrust(horizon=4),
+    "orthrus_sampled": Orthrus(block_size=4, temperature=0.9, top_k=20, top_p=0.95),
+    "ar_trust": ARTrust(horizon=3, on_reject="hold", tile=16),
     "ar_trust_sampled": ARTrust(horizon=3, on_reject="hold", temperature=0.9, top_k=20, top_p=0.95, tile=16),
     "diffusion_trust": DiffusionTrust(block_size=8, steps=5, thresholds=Constant(0.3)),
     "diffusion_trust_sampled": DiffusionTrust(first="judged", thresholds=Constant(0.2), temperature=0.9, top_p=0.9),

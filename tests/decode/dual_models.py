@@ -45,14 +45,15 @@ def fitted(model, params, objective, trainable, steps, rate):
     optimizer = optax.adam(rate)
 
     @jax.jit
-    def step(chosen, state, batch, key):
+    def step(chosen, state, batch, number):
+        key = jax.random.key(number)
         loss = lambda chosen: objective.loss(model.scorer(merge(chosen, frozen)), batch, key)[0]
         updates, state = optimizer.update(jax.grad(loss)(chosen), state, chosen)
         return optax.apply_updates(chosen, updates), state
 
     state = optimizer.init(chosen)
     for number in range(steps):
-        chosen, state = step(chosen, state, batch(number), jax.random.key(number))
+        chosen, state = step(chosen, state, batch(number), np.uint32(number))
     return merge(chosen, frozen)
 
 
