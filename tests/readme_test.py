@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+import configs
 import dlm_jax
+from launch import convert_weights, decoders
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
@@ -26,6 +28,22 @@ def test_names_exist(name):
     value = dlm_jax
     for part in name.split("."):
         value = getattr(value, part)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"--config (\w+:\w+)", TEXT))))
+def test_configurations_exist(name):
+    assert name in configs.names()
+
+
+@pytest.mark.parametrize("setting", sorted(set(re.findall(r"--(?:decoder|preset) [a-z_:]+\b", TEXT))))
+def test_decoders_and_presets_exist(setting):
+    kind, name = setting.removeprefix("--").split()
+    decoders.make(**({"name": name} if kind == "decoder" else {"name": None, "preset": name}))
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"launch\.convert_weights ([a-z-]+)", TEXT))))
+def test_conversions_exist(command):
+    assert f"{command} " in convert_weights.parser().format_help()
 
 
 def test_every_launcher_is_shown():

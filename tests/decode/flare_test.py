@@ -278,3 +278,11 @@ def test_a_newcomer_needs_room_for_its_windows():
     _, rows = runner.release(runner.start(runner.request([[3, 4]], max_new_tokens=16)), [0])
     with pytest.raises(ValueError, match="max_new_tokens: 17 tokens do not fit a batch made for 16"):
         runner.admit(rows, 0, [3], max_new_tokens=17)
+
+
+def test_what_a_checkpoint_was_not_trained_for_is_said():
+    trained, seed = tiny_config(block_size=4), tiny_config()
+    assert ARTrust(horizon=4).doubt(trained) is None and DiffusionTrust().doubt(trained) is None
+    assert "nothing says that it was trained to denoise" in ARTrust().doubt(seed)
+    assert "horizon = 6 drafts from 5 masks in a row" in ARTrust(horizon=6).doubt(trained)
+    assert "block_size" in DiffusionTrust().doubt(seed)

@@ -122,10 +122,15 @@ class ARTrust(Decoder):
 
     def doubt(self, config: Any) -> str | None:
         """See `Decoder.doubt`."""
-        return None if config.block_size else (
-            "the model's config names no block_size, so nothing says that it was trained to denoise "
-            "(objectives.Flare): its drafts will hardly ever be kept: answers stay the clean stream's own, at "
-            "more work than Autoregressive's")
+        if not config.block_size:
+            return ("the model's config names no block_size, so nothing says that it was trained to denoise "
+                    "(objectives.Flare): its drafts will hardly ever be kept: answers stay the clean stream's own, at "
+                    "more work than Autoregressive's")
+        if self.horizon > config.block_size:
+            return (f"horizon = {self.horizon} drafts from {self.horizon - 1} masks in a row, of which blocks of "
+                    f"{config.block_size}, which the model was trained on, have fewer: the last drafts will hardly "
+                    "ever be kept")
+        return None
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first token, as in `Autoregressive`."""
