@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import dlm_jax
+from configs import flare
+from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Cache, Pass, Streams, Window
 from tests.models.hybrids import draw, feed, hybrid, ints
@@ -194,3 +196,15 @@ def test_a_cache_that_is_only_read_stays_as_it_is():
             (plain.replace(recurrence=Streams(views=2)), None, "a row of 4 tokens is not a clean stream and 2 views")):
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(lambda told, kept: logits(model, params, block, told, kept), wrong, kept)
+
+
+@pytest.mark.parametrize("name, state, kept", [("qwen3_5_2b", 18.0, 2.606), ("qwen3_5_9b", 48.0, 4.887)])
+def test_a_window_keeps_what_was_written_not_the_states_in_between(name, state, kept):
+    model = build.build(flare.MODELS[name])
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), build.abstract_params(model))
+    cache = jax.eval_shape(lambda params: model.scorer(params).init_cache(1, 16, 4), params)
+    members = [member for member in cache.members if hasattr(member, "state")]
+    mib = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20
+    assert sum(mib(member.state) for member in members) == state
+    assert sum(mib((member.inputs, member.writes)) for member in members) == pytest.approx(kept, abs=0.001)
+    assert kept < state * 4 / 25  # of a state after each token
