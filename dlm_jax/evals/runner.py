@@ -1,9 +1,9 @@
 """Decoder x task -> one row of results, counted as the ledger defines it.
 
-Tokens are those committed up to and including the end of sequence, never a prompt token, never padding. Tokens
-per forward = tokens / model forwards after prefill (a guide's own forwards are counted apart). Tokens per second
-= the same tokens / device-synchronised wall time, compilation excluded; taken twice, one question at a time as
-the papers do, and in batches.
+Tokens are those committed up to and including the end of sequence, never a prompt token, never padding. Tokens per
+forward = tokens / model forwards that could commit any, see `Ledger.committing` (a guide's own are counted apart).
+Tokens per second = the same tokens / device-synchronised wall time, compilation excluded; taken twice, one question at
+a time as the papers do, and in batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Answer:
       right, by: the judge's word, and what found the result it judged, see `tasks.Verdict`.
       finished: whether it ended by itself within the room it had.
       tokens: committed, the end of sequence included.
-      forwards: model forwards after prefill.
+      forwards: model forwards that could commit tokens.
     """
 
     question: str
@@ -112,7 +112,7 @@ def evaluate(
     out = generate(prompts, batch_size=batch_size, progress=told(0))
     passes = [generate(alone, batch_size=1, progress=told(len(prompts) + i * len(alone))) for i in range(PASSES)]
     single = sorted(passes, key=lambda each: sum(_seconds(each).values()))[PASSES // 2]
-    forwards = out.ledger.after_prefill()
+    forwards = out.ledger.committing()
     answers = []
     for i, row in enumerate(task.rows):
         text = tokenizer.decode(out.tokens[i], skip_special_tokens=True)

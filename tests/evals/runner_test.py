@@ -50,6 +50,8 @@ def test_a_result_row_recounts_the_generation(model_and_params, name):
     kinds = {kind: sum(int(out.ledger.forwards[kind].sum()) for out in alone) for kind in alone[0].ledger.forwards}
     assert row["forwards"] == {kind: count for kind, count in kinds.items() if count}
     steps = sum(count for kind, count in kinds.items() if kind not in ("prefill", "guide"))
+    steps += sum(int(out.ledger.yielding.sum()) for out in alone)
+    assert row["decoder"]["kind"] != "Autoregressive" or row["tokens_per_forward"] == 1.0
     assert row["tokens"] == sum(len(out.tokens[0]) for out in alone)
     assert row["tokens_per_forward"] == pytest.approx(row["tokens"] / steps)
     assert row["tokens_per_forward"] * row["forwards_per_token"] == pytest.approx(1)
