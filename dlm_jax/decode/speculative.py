@@ -50,6 +50,16 @@ def judge(sampler: Sampler, drafts: Array, draft_logits: Array, logits: Array, k
     return jax.lax.cond(sampler.warm, sampled, greedy)
 
 
+def chance(p: Array, q: Array) -> Array:
+    """Returns the probability min(1, p / q) with which a draft is kept, of its probability p and its proposal's q."""
+    return jnp.minimum(1.0, p / jnp.maximum(q, jnp.finfo(jnp.float32).tiny))
+
+
+def rest(p: Array, q: Array) -> Array:
+    """Returns what a rejected draft leaves of p, the weights max(p - q, 0)."""
+    return jnp.maximum(p - q, 0.0)
+
+
 def accept(drafts: Array, draft_logits: Array, logits: Array, keys: Array) -> tuple[Array, Array]:
     """Judges drafts so that what is kept is distributed as the verifying view's own samples.
 
@@ -72,10 +82,9 @@ def accept(drafts: Array, draft_logits: Array, logits: Array, keys: Array) -> tu
     p, q = jax.nn.softmax(logits, axis=-1), jax.nn.softmax(draft_logits, axis=-1)
     of = lambda mass: jnp.take_along_axis(mass, drafts[..., None], axis=-1)[..., 0]
     coin, other = (jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, i)))(keys) for i in range(2))
-    chance = jax.vmap(jax.vmap(jax.random.uniform))(coin[:, :-1])
-    survives = chance * of(q) < of(p[:, :-1])
-    rest = jnp.maximum(p[:, :-1] - q, 0.0)
+    survives = jax.vmap(jax.vmap(jax.random.uniform))(coin[:, :-1]) < chance(of(p[:, :-1]), of(q))
+    left = rest(p[:, :-1], q)
     # where p = q nothing is rejected, but for rounding: p then stands for the empty rest
-    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, p[:, :-1])
-    mass = jnp.concatenate([rest, p[:, -1:]], axis=1)
+    left = jnp.where(jnp.sum(left, axis=-1, keepdims=True) > 0, left, p[:, :-1])
+    mass = jnp.concatenate([left, p[:, -1:]], axis=1)
     return survives, sampling.draw(jnp.log(mass), other)

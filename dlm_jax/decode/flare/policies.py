@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from dlm_jax.decode import speculative
 from dlm_jax.decode.flare import tiles
 from dlm_jax.decode.flare.tiles import Law, Rows
 from dlm_jax.decode.parts import Part
@@ -97,7 +98,7 @@ def chance(policy: DraftPolicy, p: Array, q: Array) -> Array:
       p, q: (B, K) log probabilities of the drafts under the clean and the noisy law.
     """
     proposed = policy.proposal(jnp.exp(q)[..., None], jnp.ones((*q.shape, 1), bool))[..., 0]
-    return jnp.minimum(1.0, jnp.exp(p) / jnp.maximum(proposed, jnp.finfo(jnp.float32).tiny))
+    return speculative.chance(jnp.exp(p), proposed)
 
 
 def left(policy: DraftPolicy, p: Array, q: Array, drafted: Array) -> Array:
@@ -108,7 +109,7 @@ def left(policy: DraftPolicy, p: Array, q: Array, drafted: Array) -> Array:
       p, q: (B, K, U) log probabilities.
       drafted: (B, K, U) bool, the drafts themselves.
     """
-    return jnp.maximum(jnp.exp(p) - policy.proposal(jnp.exp(q), drafted), 0.0)
+    return speculative.rest(jnp.exp(p), policy.proposal(jnp.exp(q), drafted))
 
 
 def correct(policy: DraftPolicy, rows: Rows, clean: Law, noisy: Law | None, draft: Array, rejected: Array, keys: Array
