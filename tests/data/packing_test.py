@@ -115,8 +115,10 @@ def test_the_mixing_law_is_the_weights():
 
 
 def test_by_default_an_epoch_mixes_sources_by_their_rows():
-    packer = make(batch_size=1)
-    np.testing.assert_array_equal(packer._weights, packer._rows)
+    sizes = [len(make([rows], batch_size=1)) for rows in SOURCES]
+    drawn = [[int(row["example_id"][0]) for row in rows_of(make(batch_size=1, weights=weights), sum(sizes))]
+             for weights in (None, sizes, (1, 8))]
+    assert sizes[0] > sizes[1] and drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
