@@ -118,6 +118,7 @@ class Scorer(Protocol):
     shift: int  # the output at index i predicts the token at i + shift; outputs are never moved
     bidirectional: bool  # whether the family's own visibility is whole, or causal
     block_size: int | None  # tokens of the blocks the model was trained on, None where unknown
+    noisy_shift: int | None  # the output at index i of a mask of a causal model predicts i + this; None: not trained to
     recurrent: bool  # whether it has layers that read `Pass.recurrence`
 
     def view(self, name: str) -> Scorer:

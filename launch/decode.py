@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
     if options.output:
         with _opened(options.output, "a"):  # now, rather than after the work
             pass
-    subject = decoders.load(options, chosen.decoder)
+    subject = decoders.load(options)
     prompts = [subject.encode(each, options.raw) for each in messages]
     asked = [each[-1]["content"] for each in messages]
     tokenizer, config = subject.tokenizer, subject.model.config

@@ -174,12 +174,11 @@ class Subject:
         return Pair(ids(self.tokenizer), ids(self.guide_tokenizer))
 
 
-def load(options: argparse.Namespace, decoder: Any) -> Subject:
-    """Reads the model that a command line names, and its guide beside it; says where it may not suit the decoder.
+def load(options: argparse.Namespace) -> Subject:
+    """Reads the model that a command line names, and its guide beside it.
 
     Args:
       options: of `add_options`.
-      decoder: that will decode with it.
 
     Raises:
       ValueError: no model, one that cannot be read, or one that the mesh does not fit.
@@ -196,9 +195,6 @@ def load(options: argparse.Namespace, decoder: Any) -> Subject:
     arguments = chat(options, tokenizer)
     how = dict(dtype=None if options.dtype is None else jnp.dtype(options.dtype), mesh=make_mesh(options.mesh))
     model, params = dlm_jax.load(options.model, **how)
-    doubt = decoder.doubt(model.config)
-    if doubt is not None:
-        cli.log.warning("%s", doubt)
     if options.guide is not None:
         guide_tokenizer = tokenizers.load(folders.resolve(options.guide))
         model, params = join(model, params, tokenizer, *dlm_jax.load(options.guide, **how), guide_tokenizer)

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--out {options.out} exists already; give a new directory")
     extractors.check(options.extract)
     rows = sources.read_rows(options.data)[:options.limit]
-    subject = decoders.load(options, chosen.decoder)
+    subject = decoders.load(options)
 
     from dlm_jax.evals import runner, tasks
 

@@ -57,6 +57,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import cli
+from launch.convert_weights import SEEDS
 
 STOPPED = 75  # "temporary failure, try again" of sysexits.h
 
@@ -134,23 +135,21 @@ def with_ids(experiment: Any, model: Any, tokenizer: Any) -> Any:
         known[name] = getattr(model.config, here)
         known[name] = getattr(tokenizer, here) if known[name] is None else known[name]
     if "mask_id" in known and known["mask_id"] is None and objective.masks:
-        kinds = ("refusion", "orthrus", "flare")
-        made = f"to-{objective.name}" if objective.name in kinds else "to-diffusion"
+        made = f"to-{objective.name}"
+        made = made if made in SEEDS else "to-diffusion"
         raise ValueError("the model and its tokenizer have no mask token: add one with `python -m "
                          f"launch.convert_weights {made}`, or name its id with --set train.objective.mask_id=ID")
     objective = dataclasses.replace(objective, **known)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, objective=objective))
 
 
-def with_block(model: Any, objective: Any, length: int) -> Any:
-    """Returns the module with the block size it is about to be trained on, where the objective has one."""
-    size = objective.block_size
-    if size is None or not objective.masks:
-        return model
-    if size > length:
-        raise ValueError(f"length = {length}: rows have no room for blocks of {size} tokens; raise length, or lower "
-                         "train.objective.block_size")
-    return model.clone(config=model.config.replace(block_size=size))
+def settled(model: Any, objective: Any, length: int) -> Any:
+    """Returns the module whose config says what it is about to be trained on, where the objective has blocks."""
+    found = objective.settles()
+    if found.get("block_size", 0) > length:
+        raise ValueError(f"length = {length}: rows have no room for blocks of {found['block_size']} tokens; raise "
+                         "length, or lower train.objective.block_size")
+    return model.clone(config=model.config.replace(**found)) if found else model
 
 
 def pipeline_of(experiment: Any, files: Sequence[Sequence[Any]], tokenizer: Any) -> Any:
@@ -219,7 +218,7 @@ def run(options: argparse.Namespace) -> int:
         experiment = experiment.with_steps(len(files[0]))
     model, params, tokenizer = start(options, experiment, itertools.chain(*files))
     experiment = with_ids(experiment, model, tokenizer)
-    model = with_block(model, experiment.train.objective, experiment.length)
+    model = settled(model, experiment.train.objective, experiment.length)
     pipeline = pipeline_of(experiment, files, tokenizer)
     if experiment.pack:
         experiment = experiment.with_steps(len(pipeline))

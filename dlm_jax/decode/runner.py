@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,11 @@ from dlm_jax.scoring import Model, Scorer
 from dlm_jax.types import Params
 
 FOREVER = np.int32(2**31 - 1)
+
+
+@functools.cache  # once, however many answers are asked for
+def _warn(doubt: str) -> None:
+    logging.getLogger(__name__).warning("%s", doubt)
 
 
 @struct.dataclass
@@ -51,7 +58,7 @@ class Runner:
     """
 
     def __init__(self, model: Model, params: Params, decoder: Decoder, executables: Executables = EXECUTABLES):
-        """Checks the decoder and the model.
+        """Checks the decoder and the model; what to expect of one not trained for the other is logged once.
 
         Args:
           model: the module, as `load` returns it.
@@ -67,6 +74,9 @@ class Runner:
         if not isinstance(decoder, Decoder):
             raise ValueError(f"decoder = {decoder!r}: expected a Decoder, such as decode.Autoregressive()")
         decoder.check_model(model.config)
+        doubt = decoder.doubt(model.config)
+        if doubt is not None:
+            _warn(doubt)
         self.model, self.params, self.decoder = model, params, decoder.fitted(model.config)
         self.compile_seconds = 0.0
         self._rows_over = requests.rows_over(params)

@@ -118,7 +118,9 @@ class TransformerConfig:
       initializer_range: standard deviation of fresh weights.
       max_position_embeddings: longest position the checkpoint was made for, tokens; generation refuses more.
       bos_token_id, eos_token_id, pad_token_id, mask_token_id: special ids, None where unknown.
-      block_size: tokens of the blocks a dual or block-diffusion model was trained on, None where unknown.
+      block_size: tokens of the blocks a dual, block-diffusion or FLARE model was trained on, None where unknown.
+      noisy_shift: of a causal model that was trained to denoise, too (FLARE): 1 where the output before a mask says
+        what it stands for, 0 where its own does; None where nothing says that it was.
       pattern: kinds of the layers that repeat, each a key of `layers.MIXERS`, or one with a key of `layers.MLPS`
         ("attention+moe"); a stack is num_layers / len(pattern) periods.
       partial_rotary_factor: share of a head's width that RoPE turns, its first dimensions.
@@ -145,6 +147,7 @@ class TransformerConfig:
     mask_token_id: int | None = None
     block_size: int | None = None
     logit_shift: int | None = None
+    noisy_shift: int | None = None
     pattern: tuple[str, ...] = ("attention",)
     partial_rotary_factor: float = 1.0
     gated_delta: GatedDelta | None = None
@@ -181,6 +184,9 @@ class TransformerConfig:
                 raise ValueError(f"{name} = {value} lies outside the vocabulary of {self.vocab_size} ids")
         if self.block_size is not None and self.block_size < 1:
             raise ValueError(f"block_size = {self.block_size}: must be at least 1")
+        if self.noisy_shift is not None and (self.noisy_shift not in (0, 1) or self.bidirectional):
+            raise ValueError(f"noisy_shift = {self.noisy_shift} for family {self.family!r}: expected 0 or 1, and only "
+                             "for a causal family; a bidirectional one has logit_shift")
         if self.logit_shift is not None and (self.logit_shift not in (0, 1) or not self.bidirectional):
             raise ValueError(f"logit_shift = {self.logit_shift} for family {self.family!r}: expected 0 or 1, and only "
                              "for a bidirectional family; a causal model always predicts the next token")

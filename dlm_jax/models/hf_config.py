@@ -9,6 +9,7 @@ from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, 
 
 _WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
+_TRAINED = ("block_size", "logit_shift", "noisy_shift")  # what ours say of how they were trained
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 _GATED_DELTA = {
     "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
@@ -80,7 +81,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         initializer_range=_number(raw, "initializer_range", 0.02),
         max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
         **{name: _token(raw, name) for name in _SPECIAL_IDS},
-        **{name: _integer(raw, name) for name in ("block_size", "logit_shift") if raw.get(name) is not None},
+        **{name: _integer(raw, name) for name in _TRAINED if raw.get(name) is not None},
         **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
     )
 
@@ -246,7 +247,7 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     }
     if config.qk_norm:
         raw["attention_bias"] = False
-    for name in (*_SPECIAL_IDS, "block_size", "logit_shift"):
+    for name in (*_SPECIAL_IDS, *_TRAINED):
         if getattr(config, name) is not None:
             raw[name] = getattr(config, name)
     if config.gated_attention:

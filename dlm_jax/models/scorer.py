@@ -49,6 +49,11 @@ class BoundScorer:
         return self.model.config.block_size
 
     @property
+    def noisy_shift(self) -> int | None:
+        """See `scoring.Scorer.noisy_shift`."""
+        return self.model.config.noisy_shift
+
+    @property
     def recurrent(self) -> bool:
         """See `scoring.Scorer.recurrent`."""
         return self.model.config.recurrent

@@ -94,6 +94,10 @@ class Objective(abc.ABC):
         """Tokens that every document of a packed row starts at a multiple of."""
         return 1
 
+    def settles(self) -> dict[str, Any]:
+        """Returns the fields of the model's config that training with it settles."""
+        return {"block_size": self.block_size} if self.masks and self.block_size is not None else {}
+
     @abc.abstractmethod
     def prepare(self, batch: dict[str, Array], key: Array) -> Any:
         """Makes the rows of a batch.

@@ -3,8 +3,8 @@
 One pass reads [clean | view 1 | view 2]. A clean token sees those of its document up to itself; a noisy one the clean
 tokens of its document strictly before its block, and its own block in its own view. Each response token is masked in
 exactly one of the views, so it gives one autoregressive and one denoising term, each of weight 1; prompts are context.
-Blocks are counted from their document's first token. What fills a document's last block is of the document: it is seen,
-and neither masked nor predicted.
+Blocks are counted from their document's first token. What fills a document's last block is of the document: it is seen
+by the tokens of that block, and never predicted.
 
 Readings, where the paper leaves room:
   The loss is Eq. 4-5's sum over the number of the batch's response tokens (or of its predictions), without 1 / t.
@@ -14,6 +14,8 @@ Readings, where the paper leaves room:
   the clean stream ("clean_boundary", Eq. 5's condition). A document's first token is then never predicted.
   Times (A.5 names "antithetic sampling"): a block's is uniform, and the times of a document's blocks are evenly spread.
   Rows (b) and (c) of Table 12 keep both views and weight 1.
+  What fills a last block is shown as it is, and tells noisy tokens where the answer ends ("visible"); or it is masked
+  in every view, as the decoder's blocks are ("masked").
 
 Letters: B rows, T tokens, W views, D model width.
 
@@ -66,6 +68,7 @@ class Flare(Objective):
       ntp: whether the clean stream is trained to predict the next token.
       shift: which row predicts a masked token, see the module; "none" its own.
       antithetic: spread the times of a document's blocks evenly.
+      filler: what noisy views show behind a document's end, see the module.
       normalisation: the loss is a sum over "response" tokens of the batch, or the mean over its "predictions".
 
     Source: FLARE, Eq. 4-5, Tables 12 to 14.
@@ -75,7 +78,8 @@ class Flare(Objective):
     ids: ClassVar[tuple[str, ...]] = ("mask_id",)
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "masking": ("random", "all"), "context": ("causal", "block"), "inside": ("bidirectional", "causal"),
-        "shift": SHIFTS, "normalisation": ("response", "predictions")}
+        "shift": SHIFTS, "filler": ("visible", "masked"),
+        "normalisation": ("response", "predictions")}
     mask_id: int | None = None
     block_size: int = 4
     views: int = 2
@@ -85,6 +89,7 @@ class Flare(Objective):
     ntp: bool = True
     shift: str = "noisy_row"
     antithetic: bool = True
+    filler: str = "visible"
     normalisation: str = "response"
 
     def __post_init__(self):
@@ -114,6 +119,10 @@ class Flare(Objective):
     def masks(self) -> bool:
         """See `Objective.masks`."""
         return self.views > 0
+
+    def settles(self) -> dict[str, Any]:
+        """See `Objective.settles`."""
+        return super().settles() | ({"noisy_shift": 0 if self.shift == "none" else 1} if self.masks else {})
 
     def check(self, score: Scorer) -> None:
         super().check(score)
@@ -245,12 +254,14 @@ def arrange(batch: dict[str, Array], drawn: Array, objective: Flare) -> Rows:
             mask = mask & (index % unit > 0)
         predicted[f"diff{number}"] = mask
     even = lambda count: 1.0 / jnp.maximum(count.astype(jnp.float32), 1.0)
-    share = even(jnp.sum(response))
+    share, valid = even(jnp.sum(response)), index < -(-length // unit) * unit
+    if objective.filler == "masked":
+        masked = [mask | (valid & (index >= length)) for mask in masked]
     scale = share if objective.normalisation == "response" else even(sum(map(jnp.sum, predicted.values())))
     return Rows(
         tokens=tokens,
         positions=index,
-        valid=index < -(-length // unit) * unit,
+        valid=valid,
         masked=jnp.stack(masked, axis=-1) if masked else jnp.zeros((*tokens.shape, 0), bool),
         weights={name: jnp.where(mask, scale, 0.0) for name, mask in predicted.items()},
         share=jnp.where(response, share, 0.0))

@@ -21,7 +21,7 @@ from dlm_jax.types import Params
 from launch.quickstart import kept
 from launch.quickstart.plan import Budget, System, Training
 from launch.quickstart.rows import Rows
-from launch.train import with_block
+from launch.train import settled
 
 Model = tuple[Any, Params]  # a module and its parameters
 
@@ -119,7 +119,7 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
         else:
             model, params = adapted(
                 *dlm_jax.load(weights_of(job.out, training.start)), training.body, training.logit_shift)
-        model = with_block(model, training.objective, job.length)
+        model = settled(model, training.objective, job.length)
         devices = jax.device_count()
         batch_size = max(1, job.budget.batch_tokens // job.length // devices) * devices
         pipeline = Pipeline(rows, job.tokenizer, batch_size=batch_size, length=job.length, seed=job.seed)

@@ -1,7 +1,7 @@
 """The transfer study: one hybrid autoregressive seed, and what each ingredient of FLARE makes of it.
 
 All continue the same seed for the same number of steps on the same rows. AR says what became of the clean stream;
-AR-Trust and Diffusion-Trust say what the noisy one is worth, where its outputs are shifted as the decoders read them.
+Diffusion-Trust what the noisy one is worth, AR-Trust (where its outputs are shifted) what both are together.
 
 Source: FLARE, Tables 12 to 14; row (b), block diffusion, has no schedule for recurrent layers and needs a dense seed.
 """
@@ -30,15 +30,20 @@ def _answers(training: str, how: str, decoder: decode.Decoder, **facts) -> Syste
 
 
 def _both(training: str) -> tuple[System, ...]:
-    return (_answers(training, "AR-Trust", decode.ARTrust(horizon=BLOCK), headline=training == "flare"),
+    return (_answers(training, "AR-Trust", decode.ARTrust(horizon=BLOCK), lossless=True, headline=training == "flare"),
             _answers(training, "Diffusion-Trust", decode.DiffusionTrust(block_size=BLOCK)))
+
+
+# their outputs are not shifted: a block's first token is a mask like the others
+def _unshifted(training: str) -> tuple[System, ...]:
+    return (_answers(training, "AR", decode.Autoregressive()),
+            _answers(training, "Diffusion-Trust", decode.DiffusionTrust(block_size=BLOCK, first="judged")))
 
 
 SYSTEMS = (
     _answers("seed", "AR", decode.Autoregressive(), headline=True),
     _answers("ar_sft", "AR", decode.Autoregressive(), headline=True),
-    _answers("causal_context", "AR", decode.Autoregressive()),
-    _answers("ntp_loss", "AR", decode.Autoregressive()),
+    *_unshifted("causal_context"), *_unshifted("ntp_loss"),
     *_both("flare"), *_both("am_causal"), *_both("am_bidir"))
 PLAN = Plan(title="dlm_jax: what each ingredient of FLARE does to a seed", trainings=TRAININGS, systems=SYSTEMS,
             budgets=budgets({"seed": 600} | dict.fromkeys(TITLES, 240)))

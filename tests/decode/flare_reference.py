@@ -62,7 +62,8 @@ def ar_trust(run: Model, prompt: list[int], limit: int, eos: int | None, mask: i
 
 
 def diffusion_trust(run: Model, prompt: list[int], limit: int, eos: int | None, mask: int, block_size: int, steps: int,
-                    thresholds: list[float], seeded: bool = True) -> tuple[list[int], list[list[list[int]]]]:
+                    thresholds: list[float], seeded: bool = True, shift: int = 1
+                    ) -> tuple[list[int], list[list[list[int]]]]:
     """Returns the greedy answer, and of every block which offsets each denoise pass filled."""
     text, trace = list(prompt), []
     for _ in range(-(-limit // block_size)):
@@ -73,7 +74,8 @@ def diffusion_trust(run: Model, prompt: list[int], limit: int, eos: int | None, 
         for step in range(steps):
             if not still:
                 break
-            logits = np.concatenate([behind[None], run(text, block)[len(text) : -1]]).astype(np.float64)
+            own = run(text, block)[len(text) :]
+            logits = (np.concatenate([behind[None], own[:-1]]) if shift else own).astype(np.float64)
             chance = np.exp(logits - logits.max(-1, keepdims=True))
             chance = (chance / chance.sum(-1, keepdims=True)).max(-1)
             filled = [i for i in still if chance[i] >= thresholds[step] or step == steps - 1]

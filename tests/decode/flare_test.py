@@ -112,16 +112,18 @@ def runner_rows(batch, drafts):
     return type(batch)(batch.request, batch.state.replace(drafts=jnp.asarray(drafts), held=held))
 
 
-@pytest.mark.parametrize("block_size, steps, thresholds, first", [
-    (4, 4, (0.4, 0.4, 0.4, 0.4), "seed"), (5, 3, (0.5, 0.3, 0.9), "judged"),
-    pytest.param(1, 1, (0.5,), "seed", marks=SLOW), pytest.param(2, 7, (0.3,) * 7, "judged", marks=SLOW)])
-def test_diffusion_trust_is_a_plain_loop(network, plain, block_size, steps, thresholds, first):
+@pytest.mark.parametrize("block_size, steps, thresholds, first, shift", [
+    (4, 4, (0.4, 0.4, 0.4, 0.4), "seed", 1), (5, 3, (0.5, 0.3, 0.9), "judged", 1), (4, 3, (0.3, 0.4, 0.5), "seed", 0),
+    pytest.param(3, 3, (0.4,) * 3, "judged", 0, marks=SLOW), pytest.param(1, 1, (0.5,), "seed", 1, marks=SLOW),
+    pytest.param(2, 7, (0.3,) * 7, "judged", 1, marks=SLOW)])
+def test_diffusion_trust_is_a_plain_loop(network, plain, block_size, steps, thresholds, first, shift):
     rows = prompts(1, 8)
-    decoder = DiffusionTrust(block_size=block_size, steps=steps, thresholds=Each(thresholds), first=first)
+    decoder = DiffusionTrust(
+        block_size=block_size, steps=steps, thresholds=Each(thresholds), first=first, shift=shift)
     out = generate(*network, rows, decoder, max_new_tokens=LIMITS)
     for row, (prompt, limit) in enumerate(zip(rows, LIMITS)):
         answer, trace = flare_reference.diffusion_trust(
-            plain, prompt, limit, EOS, MASK, block_size, steps, list(thresholds), first == "seed")
+            plain, prompt, limit, EOS, MASK, block_size, steps, list(thresholds), first == "seed", shift)
         assert out.tokens[row].tolist() == answer, f"row {row}"
         # a forward for every pass, none for what comes after the answer
         forwards, whole = 0, 0
@@ -281,8 +283,19 @@ def test_a_newcomer_needs_room_for_its_windows():
 
 
 def test_what_a_checkpoint_was_not_trained_for_is_said():
-    trained, seed = tiny_config(block_size=4), tiny_config()
+    trained, seed = tiny_config(block_size=4, noisy_shift=1), tiny_config()
+    own = tiny_config(block_size=4, noisy_shift=0)
     assert ARTrust(horizon=4).doubt(trained) is None and DiffusionTrust().doubt(trained) is None
     assert "nothing says that it was trained to denoise" in ARTrust().doubt(seed)
     assert "horizon = 6 drafts from 5 masks in a row" in ARTrust(horizon=6).doubt(trained)
-    assert "block_size" in DiffusionTrust().doubt(seed)
+    assert "names no noisy_shift" in DiffusionTrust().doubt(seed)
+    assert "by a mask's own output" in ARTrust().doubt(own) and DiffusionTrust().doubt(own) is None
+    assert "shift = 1, and the model was trained on 0" in DiffusionTrust(shift=1).doubt(own)
+
+
+def test_a_runner_says_once_what_to_expect(caplog):
+    model, params = network_of("dense")
+    model = model.clone(config=model.config.replace(block_size=7, noisy_shift=0))
+    for _ in range(2):  # a sentence that no other test causes
+        Runner(model, params, DiffusionTrust(shift=1))
+    assert [line for line in caplog.messages if "shift = 1" in line] == [DiffusionTrust(shift=1).doubt(model.config)]

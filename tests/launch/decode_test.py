@@ -241,8 +241,7 @@ def test_eight_devices_answer_as_one(folder, tmp_path, capsys):
         assert decode.main([*command, *mesh]) == 0
         said.append(capsys.readouterr().out)
     assert said[0].count("\n") == 3 and said[0] == said[1] == said[2]
-    subject = decoders.load(
-        decode.parser().parse_args([*command, "--mesh", "data=4,tensor=2"]), Autoregressive())
+    subject = decoders.load(decode.parser().parse_args([*command, "--mesh", "data=4,tensor=2"]))
     assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(subject.params))
     for mesh, message in (("data=3", "there are 8"), ("rows=8", "--mesh rows: no such field"),
                           ("data", "--mesh data: expected FIELD=VALUE with one of data, fsdp, tensor"),

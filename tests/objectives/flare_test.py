@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dlm_jax.models import build
+from dlm_jax.nn import gated_delta
 from dlm_jax.nn import visibility as vis
 from dlm_jax.objectives import Autoregressive, Flare, flare, losses
 from dlm_jax.scoring import Pass, Window
@@ -106,9 +107,11 @@ def block_by_block(objective, rows):
     return tokens, Pass(positions, masks, recurrence=window), places
 
 
-@pytest.mark.parametrize("backbone", MODELS)
-@pytest.mark.parametrize("name", ["flare", "am_causal"])
-def test_the_streams_are_every_block_alone_after_its_clean_prefix(backbone, name):
+@pytest.mark.parametrize("backbone, name, chunk", [
+    ("dense", "flare", 64), ("dense", "am_causal", 64), ("hybrid", "flare", 64), ("hybrid", "am_causal", 64),
+    ("hybrid", "flare", 8)])  # chunks end inside documents, too
+def test_the_streams_are_every_block_alone_after_its_clean_prefix(backbone, name, chunk, monkeypatch):
+    monkeypatch.setattr(gated_delta, "CHUNK", chunk)
     objective, params = make(name), PARAMS_OF[backbone]
     rows = jax.jit(objective.prepare)(BATCH, jax.random.key(3))
     run = jax.jit(lambda params, tokens, told: logits(MODELS[backbone].scorer(params), tokens, told))
@@ -224,6 +227,17 @@ def test_prompts_fillers_and_padding_are_clean_and_what_fills_a_block_is_seen():
     assert rows.positions[0].tolist() == [*range(8), *range(4), *range(8), *range(4)]
 
 
+def test_fillers_may_be_masked_in_every_view_and_change_nothing_else():
+    shown, hidden = (make(filler=name).prepare(BATCH, jax.random.key(0)) for name in ("visible", "masked"))
+    filler = np.isin(np.arange(T), [7, 17, 18, 19])
+    np.testing.assert_array_equal(hidden.masked, shown.masked | filler[None, :, None])
+    jax.tree.map(np.testing.assert_array_equal, hidden.replace(masked=None), shown.replace(masked=None))
+    loss = lambda one, batch: one.loss(MODEL.scorer(PARAMS), batch, jax.random.key(0))[0]
+    other = BATCH | {"tokens": jnp.where(filler, 40, BATCH["tokens"])}
+    np.testing.assert_array_equal(loss(make(filler="masked"), BATCH), loss(make(filler="masked"), other))
+    assert loss(make(), BATCH) != loss(make(), other)
+
+
 def test_ar_sft_is_the_autoregressive_loss():
     batch = packs.alone(ROWS, T)
     objective = make("ar_sft", mask_id=None, normalisation="predictions")
@@ -243,7 +257,8 @@ def test_the_family_has_the_papers_names():
     (dict(block_size=0), "block_size = 0"), (dict(views=3), "views = 3"), (dict(masking="all"), "views=1"),
     (dict(views=0, ntp=False), "views = 0.*ntp=True"), (dict(context="block"), "ntp=False"),
     (dict(shift="row"), "shift 'row'.*noisy_row"), (dict(mask_id=-1), "mask_id = -1"),
-    (dict(inside="both"), "inside 'both'"), (dict(normalisation="token"), "normalisation 'token'"),
+    (dict(filler="hidden"), "filler 'hidden'"), (dict(inside="both"), "inside 'both'"),
+    (dict(normalisation="token"), "normalisation 'token'"),
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -122,11 +122,13 @@ class ARTrust(Decoder):
 
     def doubt(self, config: Any) -> str | None:
         """See `Decoder.doubt`."""
-        if not config.block_size:
-            return ("the model's config names no block_size, so nothing says that it was trained to denoise "
-                    "(objectives.Flare): its drafts will hardly ever be kept: answers stay the clean stream's own, at "
-                    "more work than Autoregressive's")
-        if self.horizon > config.block_size:
+        if config.noisy_shift != 1:
+            why = ("the model was trained to denoise by a mask's own output (noisy_shift = 0), and drafts are read "
+                   "from the one before" if config.noisy_shift == 0 else "the model's config names no noisy_shift, so "
+                   "nothing says that it was trained to denoise (objectives.Flare)")
+            return (f"{why}: its drafts will hardly ever be kept: answers stay the clean stream's own, at more work "
+                    "than Autoregressive's")
+        if config.block_size is not None and self.horizon > config.block_size:
             return (f"horizon = {self.horizon} drafts from {self.horizon - 1} masks in a row, of which blocks of "
                     f"{config.block_size}, which the model was trained on, have fewer: the last drafts will hardly "
                     "ever be kept")
@@ -210,7 +212,7 @@ class ARTrust(Decoder):
             p = clean.log(logits[:, : ends[0], None])[..., 0]
             q = noisy.log(logits[:, ends[1] :, None])[..., 0] if policy.holds else jnp.zeros_like(p)
             coins = policies.coins(policies.apart(keys[:, : ends[0]], _COIN))
-            accepted = count(coins <= policies.chance(policy, p, q))
+            accepted = count(coins < policies.chance(policy, p, q))
 
             proposed = jnp.minimum(accepted, N - 2)
             pair = [pick(hidden, accepted)] + [pick(state.noisy, proposed)] * policy.holds

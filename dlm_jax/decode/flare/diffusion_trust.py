@@ -30,7 +30,7 @@ from dlm_jax.decode.sampling import Sampler
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Cache, Scorer, Window
 
-_NAMES = {"first": ("seed", "judged"), "score": ("model", "sampler")}
+_NAMES = {"first": ("seed", "judged"), "score": ("model", "sampler"), "shift": (None, 0, 1)}
 _SIZE = 4  # tokens of a block, the paper's (Sec. 5)
 
 
@@ -70,7 +70,9 @@ class DiffusionTrust(Decoder):
       steps: S, denoise passes a block at most; the last one fills what is open. 0 takes the block size.
       thresholds: gamma_s, the probability from which on a token is kept at step s.
       first: "seed" draws a block's first token from the last clean row (Algorithm 12); "judged" masks it, too, and
-        judges that row's draw at every step like the others (Algorithm 1).
+        judges what predicts it at every step like the others (Algorithm 1).
+      shift: which output predicts a masked token, 1 the one before it (a block's first is the last clean row's), 0 its
+        own (Table 12, rows b to d); None takes what the model was trained on, 1 where its config does not say.
       score: whose probability of a drawn token counts, the "model"'s, or the "sampler"'s after temperature, top-k and
         top-p (Algorithm 1), which is 1 for a greedy one.
       sampler: of every token.
@@ -84,6 +86,7 @@ class DiffusionTrust(Decoder):
     steps: int = whole(0)
     thresholds: Thresholds = Constant()
     first: str = static("seed")
+    shift: int | None = static(None)
     score: str = static("model")
     sampler: Sampler = Sampler()
     tile: int = static(tiles.TILE, least=1)
@@ -99,9 +102,13 @@ class DiffusionTrust(Decoder):
         """Returns the block size for a model, given as its config or its scorer."""
         return self.block_size or model.block_size or _SIZE
 
+    def shifted(self, model: Any) -> bool:
+        """Returns whether the output before a masked token predicts it; the model is given as its config or scorer."""
+        return 0 not in (self.shift, model.noisy_shift if self.shift is None else 1)
+
     def fitted(self, config: Any) -> "DiffusionTrust":
         """See `Decoder.fitted`."""
-        return self.replace(block_size=self.size(config))
+        return self.replace(block_size=self.size(config), shift=int(self.shifted(config)))
 
     def capacity(self, max_new_tokens: int) -> int:
         """See `Decoder.capacity`: whole blocks."""
@@ -110,10 +117,13 @@ class DiffusionTrust(Decoder):
 
     def doubt(self, config: Any) -> str | None:
         """See `Decoder.doubt`."""
-        return None if config.block_size else (
-            "the model's config names no block_size, so nothing says that it was trained to denoise "
-            "(objectives.Flare): its noisy stream will hardly make sense, and what it says is the answer: decode "
-            "with Autoregressive or ARTrust")
+        if config.noisy_shift is None:
+            return ("the model's config names no noisy_shift, so nothing says that it was trained to denoise "
+                    "(objectives.Flare): its noisy stream will hardly make sense, and what it says is the answer: "
+                    "decode with Autoregressive or ARTrust")
+        return None if self.shift in (None, config.noisy_shift) else (
+            f"shift = {self.shift}, and the model was trained on {config.noisy_shift}: its outputs will be taken for "
+            "neighbours' and hardly make sense; leave shift out")
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the prefill yields the first block's seed, where it has one."""
@@ -135,12 +145,14 @@ class DiffusionTrust(Decoder):
         denoise = jnp.any(state.open, axis=1) & active
         commit = active & ~denoise
         counts = state.counts.add(jnp.where(denoise, DENOISE, COMMIT), jnp.full_like(state.start, K), active)
-        # a denoise pass is asked for what predicts offsets 1, 2, ..., a commit pass for its last row
-        wanted = jnp.where(denoise[:, None], offset[: max(K - 1, 1)], K - 1)
+        # a denoise pass is asked for what predicts the masked offsets, a commit pass for its last row
+        borrows = self.shifted(score)
+        first = int(seeded and not borrows and K > 1)
+        wanted = jnp.where(denoise[:, None], offset[first : max(K - borrows, 1)], K - 1)
         hidden, cache = self._forward(score, request, state, denoise, commit, wanted)
 
         # (B, C): what each drawn token would be, of this block's numbers or, after a commit, of the next one's first
-        rows = hidden if seeded else jnp.concatenate([state.behind, hidden], axis=1)[:, :K]
+        rows = hidden if seeded or not borrows else jnp.concatenate([state.behind, hidden], axis=1)[:, :K]
         places = jnp.where(commit[:, None], K, jnp.arange(rows.shape[1]) + seeded)
         keys = sampling.draw_keys(request.keys, counts.after_prefill(), state.start[:, None] + places)
         tokens, probability = self._drawn(score, rows, keys)
