@@ -7,35 +7,30 @@ costly: so flops and bytes are those of a greedy step compiled for one window wi
 outside a scan, continued in a straight line to the layers there are.
 """
 
-import os
-import sys
+from launch.compile import environment
 
-for name, value in dict(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
-                        TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-                        TPU_LOG_DIR="disabled", XLA_FLAGS="").items():
-    os.environ[name] = value  # before jax is imported
+environment.prepare()  # before jax is imported
 
 import argparse
 import dataclasses
 import importlib.metadata
 import json
+import sys
 import time
 from pathlib import Path
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.llada import LLADA_8B
-from dlm_jax.decode import MaskedDiffusion, Sampler, executables, parts, sampling
+from dlm_jax.decode import MaskedDiffusion, Sampler, executables, sampling
 from dlm_jax.decode.masked import Blocks, Dual, Free, Never, NoCache, Prefix
 from dlm_jax.decode.masked import decoder as masked
-from dlm_jax.decode.request import Request
 from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
+from launch.compile import chips, programs
 
 POLICIES = {"none": NoCache(), "prefix": Prefix(), "dual": Dual(), "free": Free()}
 
@@ -43,16 +38,7 @@ POLICIES = {"none": NoCache(), "prefix": Prefix(), "dual": Dual(), "free": Free(
 def arguments_of(config, mesh, decoder, options, scan: bool):
     """Returns the module, and abstract parameters, decoder and request."""
     model = dataclasses.replace(build.build(config), scan=scan)
-    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=s),
-                          build.abstract_params(model), sharding.params(model, mesh))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    array = lambda shape, dtype=jnp.int32: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
-    B = options.batch
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
-    request = Request(array((B, options.prompt)), array((B,)), array((B,)), array(()), array(()),
-                      jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=everywhere), options.answer)
-    decoder = jax.tree.map(lambda x: array((), x.dtype), parts.traced(decoder))
-    return model, (params, decoder, request)
+    return model, programs.decoding_arguments(model, mesh, decoder, options.batch, options.prompt, options.answer)
 
 
 def compiled(function, model, arguments, *more):
@@ -96,7 +82,7 @@ def windows(policy: str, widths: tuple[int, ...], options) -> dict[int, int]:
 def measure(options) -> dict:
     """Compiles everything, one program at a time; returns memory by policy and cost by width."""
     jax.config.update("jax_enable_compilation_cache", False)
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
+    _, devices = chips.devices(options.topology)
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=len(devices)), devices)
     config = LLADA_8B.replace(num_layers=options.layers)
     report: dict = {"chips": len(devices), "policies": {}, "steps": {}}
@@ -105,7 +91,7 @@ def measure(options) -> dict:
         decoder = MaskedDiffusion(schedule=Blocks(options.block), cache=POLICIES[policy], stop=Never())
         begun = time.time()
         model, arguments = arguments_of(config, mesh, decoder, options, scan=True)
-        steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+        steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
         executable, state = compiled(executables.loop, model, arguments, steps)
         memory, cache = executable.memory_analysis(), jax.tree.leaves(state.cache)
         request = arguments[2]

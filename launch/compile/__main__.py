@@ -1,0 +1,5 @@
+import sys
+
+from launch.compile import main
+
+sys.exit(main())
