@@ -20,6 +20,7 @@ from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.models.recurrent import GatedDelta
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn.attention import attention
+from dlm_jax.nn.products import matmul
 from dlm_jax.nn.rope import apply_rope
 from dlm_jax.scoring import Pass
 
@@ -52,7 +53,7 @@ class Attention(Owner):
         """
         c = self.config
         D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
-        heads = lambda x, w: (x @ w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])  # plain products: no copies
+        heads = lambda x, w: matmul(x, w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])  # plain: no copies
         asked = told if wanted is None else told.take(wanted)
         width = 2 * H if c.gated_attention else H  # a query, and the gate of what it returns
         q = heads(chosen(x, wanted), self.weight("q_proj", (D, N, width), ("embed", "heads", None)))
@@ -76,7 +77,7 @@ class Attention(Owner):
         out = attention(q, k, v, asked.visibility, form=self.form)
         out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
-        return out.reshape(*out.shape[:2], N * H) @ weight.reshape(N * H, D), cache
+        return matmul(out.reshape(*out.shape[:2], N * H), weight.reshape(N * H, D)), cache
 
     @staticmethod
     def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0
@@ -105,9 +106,9 @@ class MLP(Owner):
     @nn.compact
     def __call__(self, x):
         D, F = self.config.hidden_size, self.config.intermediate_size
-        gate = x @ self.weight("gate_proj", (D, F), ("embed", "mlp"))
-        up = x @ self.weight("up_proj", (D, F), ("embed", "mlp"))
-        return (jax.nn.silu(gate) * up) @ self.weight("down_proj", (F, D), ("mlp", "embed"))
+        gate = matmul(x, self.weight("gate_proj", (D, F), ("embed", "mlp")))
+        up = matmul(x, self.weight("up_proj", (D, F), ("embed", "mlp")))
+        return matmul(jax.nn.silu(gate) * up, self.weight("down_proj", (F, D), ("mlp", "embed")))
 
 
 # what a kind of `TransformerConfig.pattern` may name, see `config.parts`

@@ -15,6 +15,7 @@ from dlm_jax.models.config import TransformerConfig
 from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.nn import gated_delta, recurrent_cache
 from dlm_jax.nn.gated_delta import Channels, Stream
+from dlm_jax.nn.products import matmul
 from dlm_jax.scoring import Pass, Streams, Window
 
 
@@ -55,14 +56,14 @@ class GatedDelta(Owner):
         of_keys, of_values = (s.key_heads, s.key_dim), (s.value_heads, s.value_dim)
         shapes = Channels(of_keys, of_keys, of_values)
         names = Channels("kv_heads", "kv_heads", "heads")
-        project = lambda x, w: (x @ w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])
+        project = lambda x, w: matmul(x, w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])
         raw = Channels(*(project(x, self.weight(f"{of}_proj", (D, *shape), ("embed", axis, None)))
                          for of, shape, axis in zip(Channels._fields, shapes, names)))
         taps = nn.initializers.uniform(2 * s.taps ** -0.5)
         centred = lambda *args: taps(*args) - s.taps ** -0.5
         filters = Channels(*(self.weight(f"{of}_conv", (*shape, s.taps), (axis, None, None), centred)
                              for of, shape, axis in zip(Channels._fields, shapes, names)))
-        a, b = (x @ self.weight(f"{of}_proj", (D, s.value_heads), ("embed", "heads")) for of in "ab")
+        a, b = (matmul(x, self.weight(f"{of}_proj", (D, s.value_heads), ("embed", "heads"))) for of in "ab")
         g, beta = gated_delta.gates(a, b, self.weight("a_log", (s.value_heads,), ("heads",), _log_rates),
                                     self.weight("dt_bias", (s.value_heads,), ("heads",), nn.initializers.ones))
         if cache is None and context is None and not isinstance(told.recurrence, Window):
@@ -73,7 +74,7 @@ class GatedDelta(Owner):
         scale = self.weight("out_norm", (s.value_dim,), (None,), nn.initializers.ones)
         out = gated_delta.gated_norm(_chosen_heads(out, wanted), z, scale, self.config.rms_norm_eps)
         weight = self.weight("o_proj", (*of_values, D), ("heads", None, "embed"))
-        return out.reshape(*out.shape[:2], -1) @ weight.reshape(-1, D), cache
+        return matmul(out.reshape(*out.shape[:2], -1), weight.reshape(-1, D)), cache
 
     @staticmethod
     def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0

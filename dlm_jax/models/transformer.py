@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from dlm_jax.models.layers import Layer
 from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.models.scorer import BoundScorer
+from dlm_jax.nn.products import by_rows
 from dlm_jax.scoring import Pass
 
 _STRIPS, _ROWS = 32, 16  # of the head's table, see `Transformer.head_tile`
@@ -159,7 +160,8 @@ class Transformer(Owner):
     @staticmethod
     def _logits(hidden, table):
         # the table first: on CPUs a few tokens then take two thirds of the time, on TPUs as long or less
-        return jnp.moveaxis(jnp.einsum("vd,...d->v...", table, hidden, preferred_element_type=jnp.float32), 0, -1)
+        return by_rows(lambda x: jnp.moveaxis(
+            jnp.einsum("vd,...d->v...", table, x, preferred_element_type=jnp.float32), 0, -1), hidden)
 
     def scorer(self, params: Any):
         """Returns the `scoring.Scorer` of these parameters; call it inside the function that is compiled."""
