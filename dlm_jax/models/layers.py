@@ -20,7 +20,7 @@ from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.models.recurrent import GatedDelta
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn.attention import attention
-from dlm_jax.nn.products import matmul
+from dlm_jax.nn.products import matmul, merge, project
 from dlm_jax.nn.rope import apply_rope
 from dlm_jax.scoring import Pass
 
@@ -53,13 +53,12 @@ class Attention(Owner):
         """
         c = self.config
         D, N, K, H = c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim
-        heads = lambda x, w: matmul(x, w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])  # plain: no copies
         asked = told if wanted is None else told.take(wanted)
         width = 2 * H if c.gated_attention else H  # a query, and the gate of what it returns
-        q = heads(chosen(x, wanted), self.weight("q_proj", (D, N, width), ("embed", "heads", None)))
+        q = project(chosen(x, wanted), self.weight("q_proj", (D, N, width), ("embed", "heads", None)))
         q, gate = q[..., :H], q[..., H:]
-        k = heads(x, self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
-        v = heads(x, self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
+        k = project(x, self.weight("k_proj", (D, K, H), ("embed", "kv_heads", None)))
+        v = project(x, self.weight("v_proj", (D, K, H), ("embed", "kv_heads", None)))
         if c.qkv_bias:
             zeros = nn.initializers.zeros
             q = q + self.weight("q_bias", (N, H), ("heads", None), zeros)
@@ -77,7 +76,7 @@ class Attention(Owner):
         out = attention(q, k, v, asked.visibility, form=self.form)
         out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
-        return matmul(out.reshape(*out.shape[:2], N * H), weight.reshape(N * H, D)), cache
+        return merge(out, weight), cache
 
     @staticmethod
     def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0

@@ -15,7 +15,7 @@ from dlm_jax.models.config import TransformerConfig
 from dlm_jax.models.owner import Owner, chosen
 from dlm_jax.nn import gated_delta, recurrent_cache
 from dlm_jax.nn.gated_delta import Channels, Stream
-from dlm_jax.nn.products import matmul
+from dlm_jax.nn.products import matmul, merge, project
 from dlm_jax.scoring import Pass, Streams, Window
 
 
@@ -56,7 +56,6 @@ class GatedDelta(Owner):
         of_keys, of_values = (s.key_heads, s.key_dim), (s.value_heads, s.value_dim)
         shapes = Channels(of_keys, of_keys, of_values)
         names = Channels("kv_heads", "kv_heads", "heads")
-        project = lambda x, w: matmul(x, w.reshape(D, -1)).reshape(*x.shape[:2], *w.shape[1:])
         raw = Channels(*(project(x, self.weight(f"{of}_proj", (D, *shape), ("embed", axis, None)))
                          for of, shape, axis in zip(Channels._fields, shapes, names)))
         taps = nn.initializers.uniform(2 * s.taps ** -0.5)
@@ -74,7 +73,7 @@ class GatedDelta(Owner):
         scale = self.weight("out_norm", (s.value_dim,), (None,), nn.initializers.ones)
         out = gated_delta.gated_norm(_chosen_heads(out, wanted), z, scale, self.config.rms_norm_eps)
         weight = self.weight("o_proj", (*of_values, D), ("heads", None, "embed"))
-        return matmul(out.reshape(*out.shape[:2], -1), weight.reshape(-1, D)), cache
+        return merge(out, weight), cache
 
     @staticmethod
     def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0

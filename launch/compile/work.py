@@ -36,8 +36,8 @@ def products(jaxpr: Any) -> float:
                 eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers[0][0])
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
-        elif name == "cond":  # of what depends on the platform, the form that any has
-            total += products(inner[-1]) if eqn.params.get("branches_platforms") else max(map(products, inner))
+        elif name == "cond":
+            total += max(map(products, inner))
         elif name == "while":
             test = eqn.params["cond_jaxpr"].jaxpr
             cost = products(eqn.params["body_jaxpr"])

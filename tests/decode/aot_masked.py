@@ -31,6 +31,7 @@ from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
 from launch.compile import chips, programs
+from pallas_kernels import use_backend
 
 POLICIES = {"none": NoCache(), "prefix": Prefix(), "dual": Dual(), "free": Free()}
 
@@ -155,7 +156,8 @@ def main(command: list[str]) -> None:
     p.add_argument("--output", help="write the tables as Markdown")
     options = p.parse_args(command)
     options.command = command
-    report = measure(options)
+    with use_backend("tpu"):
+        report = measure(options)
     if options.output:
         Path(options.output).write_text(markdown(report, options))
     print(json.dumps(report))
