@@ -61,7 +61,8 @@ class Pass:
     Attributes:
       positions: (B, T) int32 logical positions, the only thing RoPE sees.
       visibility: which keys each of the T tokens sees: the T tokens themselves without a cache, its S entries with
-        one, the S entries followed by the T tokens where the cache is only read.
+        one, the S entries followed by the T tokens where the cache is only read. A rule of S + T keys with `slots` sees
+        the entries as they were before this pass writes to them.
       slots: (B, T) int32 cache entry that each token's key and value are written to; S discards it. None only reads
         the cache, whatever the kinds of layers.
       recurrence: schedule of recurrent layers. None: every token with an entry in the cache advances the state, and

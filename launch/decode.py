@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     asked = [each[-1]["content"] for each in messages]
     tokenizer, config = subject.tokenizer, subject.model.config
     first = lambda *ids: next((i for i in ids if i is not None), None)
-    ask = dict(decoder=chosen.decoder, max_new_tokens=chosen.max_new_tokens, seed=options.seed,
+    ask = dict(decoder=chosen.decoder.reading(tokenizer), max_new_tokens=chosen.max_new_tokens, seed=options.seed,
                eos_id=first(options.eos_id, tokenizer.eos_token_id, config.eos_token_id),
                mask_id=first(options.mask_id, tokenizer.mask_token_id, config.mask_token_id))
     if options.stream:

@@ -6,6 +6,9 @@ Letters: B prompts.
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +28,7 @@ class Generation:
       origin: (B, max_new_tokens) 0 drafted, 1 autoregressive, -1 nothing.
       ledger: counts per row.
       seconds: "prefill", "decode" (device-synchronised) and "compile", wall time; empty where nothing was timed.
+      record: name -> (B, ...) array, what else a decoder tells of its rows, see `Decoder.record`.
     """
 
     tokens: list[np.ndarray]
@@ -33,6 +37,7 @@ class Generation:
     origin: np.ndarray
     ledger: Ledger
     seconds: dict[str, float]
+    record: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -40,13 +45,15 @@ class Generation:
         return float(self.ledger.committed.sum()) / (self.seconds["prefill"] + self.seconds["decode"])
 
 
-def read(request: Request, canvas: Canvas, counts: Counts, rows: np.ndarray, width: int | None = None) -> Generation:
+def read(request: Request, canvas: Canvas, counts: Counts, rows: np.ndarray, width: int | None = None,
+         record: Mapping[str, Any] = types.MappingProxyType({})) -> Generation:
     """Takes the answers of some rows to the host.
 
     Args:
       request, canvas, counts: of the batch.
       rows: (R,) int row indices.
       width: tokens of the canvas that are read; None for the longest of the rows.
+      record: of the batch, see `Decoder.record`.
     """
     limits = np.asarray(request.max_new_tokens)[rows]
     width = int(limits.max(initial=0)) if width is None else width
@@ -60,7 +67,8 @@ def read(request: Request, canvas: Canvas, counts: Counts, rows: np.ndarray, wid
     committed = np.array([len(t) for t in tokens], int)
     yielding = np.any(committed_at == 0, axis=1).astype(int)
     return Generation(tokens, grid, committed_at, host(canvas.origin),
-                      Ledger.read(counts, committed, yielding, rows), {})
+                      Ledger.read(counts, committed, yielding, rows), {},
+                      {name: np.asarray(x)[rows] for name, x in record.items()})
 
 
 def join(parts: list[Generation]) -> Generation:
@@ -69,4 +77,5 @@ def join(parts: list[Generation]) -> Generation:
     return Generation(
         [t for p in parts for t in p.tokens], stack("canvas"), stack("committed_at"), stack("origin"),
         Ledger.concatenate([p.ledger for p in parts]),
-        {name: sum(p.seconds[name] for p in parts) for name in parts[0].seconds})
+        {name: sum(p.seconds[name] for p in parts) for name in parts[0].seconds},
+        {name: np.concatenate([p.record[name] for p in parts]) for name in parts[0].record})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dlm_jax.decode.canvas import ORIGINS
-from dlm_jax.decode.ledger import GUIDE, KINDS
+from dlm_jax.decode.ledger import DENOISE, GUIDE, KINDS, PREFILL, REFRESH
 from dlm_jax.decode.runner import Rows, Runner
 
 
@@ -24,6 +24,7 @@ class Event:
       tokens: their ids.
       committed: True for final tokens, False for drafts that may still change.
       origin: "drafted" or "autoregressive" for each token.
+      lanes: number of the lane that wrote each token; empty where a decoder has no lanes.
     """
 
     forward: int
@@ -33,6 +34,7 @@ class Event:
     tokens: list[int]
     committed: bool
     origin: list[str]
+    lanes: list[int] = dataclasses.field(default_factory=list)
 
 
 def watch(runner: Runner, rows: Rows, count: int) -> Iterator[Event]:
@@ -56,7 +58,10 @@ def watch(runner: Runner, rows: Rows, count: int) -> Iterator[Event]:
 def _seen(runner, rows, inside) -> dict[str, np.ndarray]:
     drafts, shown = runner.provisional(rows)
     canvas, counts = rows.state.canvas, rows.state.counts
-    return {"tokens": np.asarray(canvas.tokens), "at": np.where(inside, np.asarray(canvas.committed_at), -1),
+    lanes = runner.decoder.lanes(rows.state)
+    lanes = np.zeros((len(shown), 0), int) if lanes is None else np.asarray(lanes)
+    return {"lanes": lanes, "tokens": np.asarray(canvas.tokens),
+            "at": np.where(inside, np.asarray(canvas.committed_at), -1),
             "origin": np.asarray(canvas.origin), "forwards": np.asarray(counts.forwards),
             "after_prefill": np.asarray(counts.after_prefill()), "drafts": np.where(shown & inside, drafts, -1)}
 
@@ -66,13 +71,17 @@ def _changes(row: int, before: dict[str, np.ndarray], now: dict[str, np.ndarray]
     if not changed.any():
         return
     kinds = np.flatnonzero(changed).tolist()  # of a round of two, the draft's comes first
+    if DENOISE in kinds:  # what fills the cache before it commits nothing
+        kinds = [kind for kind in kinds if kind not in (PREFILL, REFRESH)]
     later = sum(int(changed[kind]) for kind in kinds[1:] if kind != GUIDE)
     event = lambda which, *rest: Event(
         int(now["after_prefill"]) - later * (which == 0), KINDS[kinds[which]], row, *rest)
+    lanes = lambda numbers: now["lanes"][numbers].tolist() if now["lanes"].size else []
     fresh = np.flatnonzero((now["at"] >= 0) & (before["at"] < 0))
     drafted = np.flatnonzero((now["drafts"] >= 0) & (now["drafts"] != before["drafts"]))
     if drafted.size:
-        yield event(0, drafted.tolist(), now["drafts"][drafted].tolist(), False, ["drafted"] * drafted.size)
+        yield event(0, drafted.tolist(), now["drafts"][drafted].tolist(), False, ["drafted"] * drafted.size,
+                    lanes(drafted))
     if fresh.size:
         yield event(-1, fresh.tolist(), now["tokens"][fresh].tolist(), True,
-                    [ORIGINS[int(o)] for o in now["origin"][fresh]])
+                    [ORIGINS[int(o)] for o in now["origin"][fresh]], lanes(fresh))

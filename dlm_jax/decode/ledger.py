@@ -28,10 +28,12 @@ class Counts:
     Attributes:
       forwards: (B, J) int32 forwards by kind.
       positions: (B, J) int32 query positions evaluated by kind, padding excluded.
+      tallies: name -> (B,) int32, what else a decoder counts.
     """
 
     forwards: Array
     positions: Array
+    tallies: dict[str, Array] = struct.field(default_factory=dict)
 
     @classmethod
     def zeros(cls, batch: int) -> "Counts":
@@ -47,7 +49,7 @@ class Counts:
           active: (B,) bool, False for rows that were only padding.
         """
         one = jax.nn.one_hot(jnp.broadcast_to(kind, active.shape), len(KINDS), dtype=jnp.int32) * active[:, None]
-        return Counts(self.forwards + one, self.positions + one * positions[:, None])
+        return self.replace(forwards=self.forwards + one, positions=self.positions + one * positions[:, None])
 
     def after_prefill(self) -> Array:
         """Returns (B,) int32 model forwards so far, prefill and guide excluded."""
@@ -63,26 +65,30 @@ class Ledger:
       positions: kind -> (B,) int array of query positions evaluated.
       committed: (B,) int array of tokens, up to and including EOS.
       yielding: (B,) int array of prefills whose output was a token, 0 or 1.
+      tallies: name -> (B,) int array, what else a decoder counts, see its `tallies`.
     """
 
     forwards: dict[str, np.ndarray]
     positions: dict[str, np.ndarray]
     committed: np.ndarray
     yielding: np.ndarray
+    tallies: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, counts: Counts, committed: np.ndarray, yielding: np.ndarray, rows: np.ndarray) -> "Ledger":
         """Takes the chosen rows of device counts to the host."""
         forwards, positions = np.asarray(counts.forwards)[rows], np.asarray(counts.positions)[rows]
         by_kind = lambda x: {kind: x[:, j] for j, kind in enumerate(KINDS)}
-        return cls(by_kind(forwards), by_kind(positions), committed, yielding)
+        tallies = {name: np.asarray(x)[rows] for name, x in counts.tallies.items()}
+        return cls(by_kind(forwards), by_kind(positions), committed, yielding, tallies)
 
     @classmethod
     def concatenate(cls, ledgers: list["Ledger"]) -> "Ledger":
         """Joins the rows of several ledgers."""
-        join = lambda get: {kind: np.concatenate([get(x)[kind] for x in ledgers]) for kind in KINDS}
+        join = lambda get: {name: np.concatenate([get(x)[name] for x in ledgers]) for name in get(ledgers[0])}
         return cls(join(lambda x: x.forwards), join(lambda x: x.positions),
-                   *(np.concatenate([getattr(x, name) for x in ledgers]) for name in ("committed", "yielding")))
+                   *(np.concatenate([getattr(x, name) for x in ledgers]) for name in ("committed", "yielding")),
+                   join(lambda x: x.tallies))
 
     def after_prefill(self) -> np.ndarray:
         """Returns (B,) model forwards after prefill, guide excluded."""

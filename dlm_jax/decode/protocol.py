@@ -86,6 +86,21 @@ class Decoder(Part):
         """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
         return state.canvas.tokens, jnp.zeros(state.canvas.tokens.shape, bool)
 
+    def lanes(self, state: Any) -> Array | None:
+        """Returns (B, G) int32 the lane that wrote each token, -1 for none; None for decoders without lanes."""
+        del state
+        return None
+
+    def record(self, state: Any) -> dict[str, Array]:
+        """Returns what else there is to tell of rows, name -> (B, ...); `Generation.record` holds it."""
+        del state
+        return {}
+
+    def reading(self, tokenizer: Any) -> "Decoder":
+        """Returns the decoder with what it leaves to the tokenizer taken from it."""
+        del tokenizer
+        return self
+
     def fitted(self, config: Any) -> "Decoder":
         """Returns the decoder with what it leaves to the model taken from its config."""
         del config

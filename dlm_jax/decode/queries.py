@@ -30,6 +30,9 @@ class Queries:
       limit: int32 largest rank that each sees.
       group: int32 group whose keys each sees besides, negative for none; None where no query has one.
       order: int32, keys of the group up to this order are seen; None lets a group see itself whole.
+      kept: bool, whose keys and values the cache keeps; queries then see its entries as they were before, by rank, and
+        besides them the queries of their own group, so that a token may be read in several groups. None keeps all and
+        has every query see what the forward writes.
     """
 
     tokens: Array
@@ -38,6 +41,7 @@ class Queries:
     limit: Array
     group: Array | None = None
     order: Array | None = None
+    kept: Array | None = None
 
 
 @struct.dataclass
@@ -69,8 +73,8 @@ def window(request: Request, tokens: Array, start: Array, stop: Array, width: in
 
 
 def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, wanted: Array | None = None, *,
-        keys: Keys | None = None, recurrence: Window | None = None, widths: tuple[int, ...] | None = None
-        ) -> tuple[Array, Cache | None]:
+        keys: Keys | None = None, recurrence: Window | None = None, widths: tuple[int, ...] | None = None,
+        optional: bool = False) -> tuple[Array, Cache | None]:
     """Runs the model over queries.
 
     The body is compiled once for each width, and a forward takes the smallest that holds the last active query of the
@@ -86,6 +90,7 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
       keys: of the entries after this forward; None ranks them by position, the queries' groups being theirs.
       recurrence: see `Pass`.
       widths: ascending, static, the last one Q; None for Q alone.
+      optional: whether a forward without any active query is left out; its outputs are then zeros.
 
     Returns:
       (B, C, D) or (B, Q, D) hidden states, and the cache.
@@ -99,8 +104,9 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
     def run(width, cache):
         part = jax.tree.map(lambda x: x[:, :width], queries)
         entry = request.entry(part.number)
+        kept = part.active if part.kept is None else part.active & part.kept
         told = Pass(request.position(part.number), _visibility(part, keys, entry, cache is not None),
-                    None if cache is None else jnp.where(part.active, entry, request.entries), recurrence)
+                    None if cache is None else jnp.where(kept, entry, request.entries), recurrence)
         index = jnp.clip(wanted, 0, width - 1)
         if index.shape[1] < width:
             return score.hidden(part.tokens, told, cache, index)
@@ -108,7 +114,7 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
         return jnp.take_along_axis(hidden, index[..., None], axis=1), cache
 
     widths = (Q,) if widths is None else widths
-    if len(widths) == 1:
+    if len(widths) == 1 and not optional:
         return run(Q, cache)
     needed = jnp.max(jnp.where(queries.active, jnp.arange(1, Q + 1), 0))
     choice = jnp.sum(needed > jnp.array(widths[:-1]))
@@ -117,14 +123,15 @@ def ask(score: Scorer, request: Request, queries: Queries, cache: Cache | None, 
     for place, width in enumerate(widths):
         # loops of one trip or none: they write to the cache in place, where the branches of a switch copy it
         trip = lambda carry, width=width: (jnp.zeros((), bool), *run(width, carry[2]))
-        _, hidden, cache = jax.lax.while_loop(lambda carry: carry[0], trip, (choice == place, hidden, cache))
+        needs = (choice == place) & ((needed > 0) | (not optional))
+        _, hidden, cache = jax.lax.while_loop(lambda carry: carry[0], trip, (needs, hidden, cache))
     return hidden, cache
 
 
 def _keys(request: Request, queries: Queries) -> Keys:
     """Returns keys ranked by position; what queries of a group write is of their group and of no rank."""
     rank = request.ranks()
-    if queries.group is None:
+    if queries.group is None or queries.kept is not None:
         return Keys(rank)
     row = jnp.arange(request.batch)[:, None]
     entry = jnp.where(queries.active & (queries.group >= 0), request.entry(queries.number), request.entries)
@@ -139,6 +146,11 @@ def _visibility(queries: Queries, keys: Keys, entry: Array, cached: bool) -> vis
     own = lambda x: x if cached or x is None else cut(jnp.take_along_axis(x, entry, axis=1))
     rank, group, order = own(keys.rank), own(keys.group), own(keys.order)
     floor = jnp.zeros_like(queries.limit)
+    if queries.kept is not None:  # the entries by rank, and these queries by group
+        none = jnp.full_like(queries.limit, vis.NONE)
+        mine, join = cut(queries.group), lambda *ends: jnp.concatenate(ends, axis=1)
+        return vis.Visibility(floor, cut(queries.limit), mine, floor, join(rank, none),
+                              join(jnp.full_like(rank, vis.NONE), mine), jnp.zeros_like(join(rank, none)))
     if queries.group is None and group is not None:
         raise ValueError("keys have groups and queries have none: give Queries(group=...), -1 where there is none")
     if queries.group is None:

@@ -235,7 +235,8 @@ class Runner:
         chosen = np.asarray(chosen, np.int32)
         if chosen.size and not (0 <= chosen.min() and chosen.max() < rows.request.batch):
             raise ValueError(f"rows = {chosen.tolist()}: the batch has rows 0 to {rows.request.batch - 1}")
-        return read(rows.request, rows.state.canvas, rows.state.counts, chosen, width)
+        return read(rows.request, rows.state.canvas, rows.state.counts, chosen, width,
+                    self.decoder.record(rows.state))
 
 
 def check_prompt(name: str, prompt: Sequence[int], vocab_size: int) -> None:

@@ -68,7 +68,10 @@ class Attention(Owner):
             q, k = self.normed(q, self.norm_scale("q_norm", H)), self.normed(k, self.norm_scale("k_norm", H))
         rope = lambda x, positions: apply_rope(x, positions, c.rope_theta, c.rotary_dim)
         q, k = rope(q, asked.positions), rope(k, told.positions)
-        if cache is not None:
+        if cache is not None and told.visibility.key_length > cache.capacity:  # the entries as they were, then these
+            context = jax.tree.map(lambda x: x[layer], cache)
+            cache = kv_cache.write(cache, layer, told.slots, k, v)
+        elif cache is not None:
             cache = kv_cache.write(cache, layer, told.slots, k, v)
             k, v = (x.astype(q.dtype) for x in kv_cache.read(cache, layer))
         if context is not None:

@@ -11,10 +11,12 @@ Runner = Callable[[Path], tuple[bool, float, str]]
 
 
 def case_folders(root: Path) -> Iterator[Path]:
-    """Yields every folder at or below `root` that holds cases.json or an .npz file, in order of path."""
+    """Yields every folder at or below `root` that holds cases.json, an .npz file or lane cases, in order of path."""
+    from tests.oracle import asynclane
+
     for here, below, files in os.walk(root):
         below.sort()
-        if "cases.json" in files or any(f.endswith(".npz") for f in files):
+        if "cases.json" in files or any(f.endswith(".npz") for f in files) or asynclane.files(Path(here)):
             yield Path(here)
 
 
@@ -50,7 +52,10 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
-    from tests.oracle import flare_model, kernels, masked, orthrus
+    from tests.oracle import asynclane, flare_model, kernels, masked, orthrus
+
+    if asynclane.files(folder):
+        return asynclane.run
 
     flare = flare_model.runner(facts)
     if flare is not None:

@@ -14,7 +14,7 @@ from jax import Array
 
 from dlm_jax.decode.masked.confidence import Confidence
 from dlm_jax.decode.masked.drafts import Clock, Drafts
-from dlm_jax.decode.parts import Part, number, whole
+from dlm_jax.decode.parts import Part, number, shaped, whole
 
 
 @runtime_checkable
@@ -304,6 +304,18 @@ class Noisy(_Around):
         """See `CommitRule.choose`."""
         noise = jax.vmap(jax.vmap(jax.random.gumbel))(drafts.keys) * self.temperature
         return self.rule.choose(drafts.replace(order=drafts.order + noise), clock)
+
+
+def chosen(rule: CommitRule, drafts: Drafts, clock: Clock) -> Array:
+    """Returns the (B, C) candidates to commit: those of a rule, and one where it has waited for too long.
+
+    Args:
+      rule: that chooses.
+      drafts, clock: as of `CommitRule.choose`.
+    """
+    found = shaped(rule, "choose", rule.choose(drafts, clock), drafts.eligible.shape) & drafts.eligible
+    idle = (clock.step >= rule.patience(clock)) & ~jnp.any(found, axis=1)
+    return found | (idle[:, None] & drafts.surest(1))
 
 
 def elapsed(steps: Array, step: Array, eps: Array) -> Array:

@@ -21,7 +21,7 @@ from jax import Array
 from dlm_jax.decode import parts, sampling
 from dlm_jax.decode.canvas import DRAFTED, Canvas, scatter
 from dlm_jax.decode.ledger import DENOISE, PREFILL, REFRESH, Counts
-from dlm_jax.decode.masked import stops
+from dlm_jax.decode.masked import commit, stops
 from dlm_jax.decode.masked.caches import CachePolicy, NoCache
 from dlm_jax.decode.masked.commit import CommitRule, Threshold
 from dlm_jax.decode.masked.confidence import Confidence, Probability
@@ -267,11 +267,8 @@ class MaskedDiffusion(Decoder):
         return drafts.replace(confidence=sure, order=sure)
 
     def _chosen(self, drafts: Drafts, clock: Clock, now: Now) -> Array:
-        """Returns the (B, C) candidates to commit: those of the rule, and one where it has waited for too long."""
-        chosen = parts.shaped(self.commit, "choose", self.commit.choose(drafts, clock), drafts.eligible.shape)
-        chosen &= drafts.eligible
-        idle = (clock.step >= self.commit.patience(clock)) & ~jnp.any(chosen, axis=1)
-        chosen |= idle[:, None] & drafts.surest(1)
+        """Returns the (B, C) candidates to commit: those of the rule, and those that the schedule wants besides."""
+        chosen = commit.chosen(self.commit, drafts, clock)
         if self.schedule.several:
             chosen |= self.schedule.forced(chosen, drafts, now.masked, clock.tokens, now.opened)
         return chosen

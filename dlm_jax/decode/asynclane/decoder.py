@@ -1,0 +1,243 @@
+"""AsyncLane decoding: refine the past while the future advances.
+
+An answer is denoised by lanes. The one that generates advances; where its tokens reach a boundary it forks into a lane
+that refines the prefix and one that generates behind it, so that both go on at once. An iteration reads all lanes of
+all rows in one forward, and every decision is an array function of the lane table: rows of a batch may fork, refresh
+and stop side by side.
+
+Letters: B batch, G canvas length, V vocabulary.
+
+Source: "AsyncLane: Decoupling Refinement from Advancement in Diffusion Language Model Decoding", arXiv 2606.08411.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dlm_jax.decode import parts
+from dlm_jax.decode.asynclane import advance, forward, guide, transfer
+from dlm_jax.decode.asynclane import boundary as boundaries
+from dlm_jax.decode.asynclane import lanes as table
+from dlm_jax.decode.asynclane.boundary import Boundary, Classes
+from dlm_jax.decode.asynclane.caches import Compact
+from dlm_jax.decode.asynclane.delimiters import BOUNDARIES
+from dlm_jax.decode.asynclane.state import Rooms, State, start
+from dlm_jax.decode.canvas import DRAFTED, NOTHING
+from dlm_jax.decode.masked.caches import CachePolicy
+from dlm_jax.decode.masked.commit import CommitRule, Threshold
+from dlm_jax.decode.masked.confidence import Confidence, Probability
+from dlm_jax.decode.parts import number, static, whole
+from dlm_jax.decode.protocol import Decoder, Needs, decoder, refuse_masks
+from dlm_jax.decode.request import Request
+from dlm_jax.decode.sampling import Sampler
+from dlm_jax.scoring import Scorer
+
+_EXAMPLES = {"commit": (CommitRule, Threshold()),
+             "confidence": (Confidence, Probability()), "sampler": (Sampler, Sampler())}
+_KINDS = {"mode": advance.MODES, "continuation_length": advance.CONTINUATIONS, "eos_frontier": advance.EOS_FRONTIERS}
+
+
+@decoder
+class AsyncLane(Decoder):
+    """Lanes that refine beside one that advances; training-free, over any model that denoises from masks.
+
+    Attributes:
+      boundary: where a lane may be split; a name of `BOUNDARIES` waits for a tokenizer, see `reading`.
+      block_size: B, tokens of a lane.
+      steps: S, forwards that a lane may take; 0 is one a token of a block.
+      commit: which drafts of a lane stay; a rule that plans steps plans those of each lane. A threshold may be 0, which
+        takes everything at once, or beyond what is ever reached, which takes a token a forward. With `GuideAgrees` a
+        causal model judges them (FlashDLM).
+      confidence: how sure a draft is.
+      rho_min: share of a lane that must be written before it forks (Eq. 5).
+      t_min: forwards that it must have seen (Eq. 5).
+      lookahead: w, tokens read ahead of a lane (Eq. 2).
+      tau_future: confidence from which tokens ahead are written as drafts (Eq. 8).
+      lane_capacity: unfinished lanes of a row; where another would be one too many, the lane does not fork.
+      cache: `Compact`, the lanes' own, or a policy of masked diffusion, whose window all lanes share: `NoCache()`.
+      sampler: draws the drafts.
+      mode: "asynclane"; "blockwise" never forks; "coupled" has the continuation wait for the prefix;
+        "commit_and_advance" commits the prefix at once and refines nothing.
+      continuation_length: "block" gives a continuation a whole block, "remainder" what is left of the one split.
+      eos_frontier: "stop" makes no lane on an end of the answer; "spawn" does, and that lane ends it.
+      refine_lookahead: whether lanes that refine read ahead, too.
+      max_iterations: iterations at most; 0 for no bound.
+      ends: ids that end an answer besides the request's EOS.
+      literal_mask: whether prompts may hold the mask token; it then stays as it is.
+      rooms, classes: of the compiled step; `fitted` sets them.
+    """
+
+    needs = Needs(bidirectional=True, mask=True, masked_canvas=True)
+    boundary: Boundary | str = static(Boundary())
+    block_size: int = whole(32, least=1)
+    steps: int = whole(0)
+    commit: CommitRule = Threshold()
+    confidence: Confidence = Probability()
+    rho_min: float = number(0.5, most=1.0)
+    t_min: int = whole(1)
+    lookahead: int = whole(32)
+    tau_future: float = number(0.9)
+    lane_capacity: int = whole(8, least=1)
+    cache: Compact | CachePolicy = Compact()
+    sampler: Sampler = Sampler()
+    mode: str = static("asynclane")
+    continuation_length: str = static("block")
+    eos_frontier: str = static("stop")
+    refine_lookahead: bool = static(True)
+    max_iterations: int = whole(0)
+    ends: tuple[int, ...] = static(())
+    literal_mask: bool = static(False)
+    rooms: Rooms | None = static(None)
+    classes: Classes | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        parts.check_kinds(self, _EXAMPLES)
+        for name, accepted in _KINDS.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: accepted are {accepted}")
+        if not isinstance(self.boundary, Boundary) and self.boundary not in BOUNDARIES:
+            raise ValueError(f"boundary = {self.boundary!r}: expected a Boundary, such as Boundary(delimiters=(13,)), "
+                             f"or one of {sorted(BOUNDARIES)}, which a tokenizer makes one of")
+        if isinstance(self.cache, type) or not isinstance(self.cache, Compact | CachePolicy):
+            raise ValueError(f"cache = {self.cache!r}: expected Compact() or a CachePolicy, such as NoCache()")
+        if not self._compact and self.cache.block_causal:
+            raise ValueError(f"cache = {self.cache!r} hides later tokens and lanes read ahead: take Compact() or "
+                             "another policy")
+        if not (type(self.commit) is Threshold and self.confidence.kind in ("probability", "margin")):
+            self.commit.check(self.confidence)
+
+    @property
+    def _compact(self) -> bool:
+        return isinstance(self.cache, Compact)
+
+    @property
+    def _guided(self) -> bool:
+        return isinstance(self.commit, guide.GuideAgrees)
+
+    def reading(self, tokenizer: Any) -> AsyncLane:
+        """See `Decoder.reading`: a boundary's name becomes sets of ids."""
+        return self if isinstance(self.boundary, Boundary) else self.replace(
+            boundary=BOUNDARIES[self.boundary](tokenizer))
+
+    def fitted(self, config: Any) -> AsyncLane:
+        """See `Decoder.fitted`: sets become tables over the model's vocabulary, and shapes are chosen."""
+        if self.rooms is not None:
+            return self
+        forks = self.boundary.forks and self.mode in ("asynclane", "coupled")
+        return self.replace(
+            boundary=Boundary(), ends=(), classes=boundaries.classes(self.boundary, config.vocab_size, self.ends),
+            rooms=Rooms.of(self.block_size, self.lookahead, self.lane_capacity if forks else 1))
+
+    def check_model(self, config: Any) -> None:
+        """See `Decoder.check_model`."""
+        super().check_model(config)
+        if not isinstance(self.boundary, Boundary):
+            raise ValueError(f"boundary = {self.boundary!r} is the name of a rule, whose ids only a tokenizer knows: "
+                             f"decoder.reading(tokenizer), or boundary={BOUNDARIES[self.boundary].__name__}(tokenizer)")
+        if self._guided and not hasattr(config, "guide"):
+            raise ValueError(f"commit = {self.commit!r} needs a guide beside the drafter: model, params = "
+                             "dlm_jax.decode.join(model, params, guide_model, guide_params, vocabulary_map)")
+        self.boundary.check(config.vocab_size)
+        for token in self.ends:
+            parts.check_number("ends", token, 0, config.vocab_size - 1, kind=int)
+
+    def check_request(
+        self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
+    ) -> None:
+        """See `Decoder.check_request`: prompts without masks, which end nothing."""
+        super().check_request(prompts, limits, eos_id, mask_id)
+        refuse_masks(prompts, mask_id, self.literal_mask)
+        if mask_id in self.ends:
+            raise ValueError(f"ends = {self.ends} holds the mask {mask_id}: the mask must be a token of its own")
+
+    def init(self, score: Scorer, request: Request) -> State:
+        """See `Decoder.init`; the first step runs the prompt."""
+        keeps = self._compact or self.cache.keeps
+        cache = score.init_cache(request.batch, request.entries) if keeps else None
+        state = start(request, self.block_size, cache)
+        return guide.started(score, request, state) if self._guided else state
+
+    def step(self, score: Scorer, request: Request, state: State) -> State:
+        """See `Decoder.step`: one iteration of Algorithm 1."""
+        rooms, live = self.rooms.within(request.capacity), ~state.done
+        state = state.replace(iteration=state.iteration + live).tally(iterations=live)
+        seats = table.seats(state.lanes, live, rooms.lanes)
+        view = forward.windows(request, seats, rooms, self.lookahead, self.refine_lookahead)
+        if self._compact:
+            reading, state = forward.read(score, request, state, seats, view, self.cache, rooms, self.classes)
+        else:
+            widths = self._shared_widths(request, score.shift, rooms)
+            reading, state = forward.read_shared(score, request, state, seats, view, self.cache, rooms, widths)
+        verdict = transfer.judge(score, request, state, seats, view, reading, self._rules, rooms, self.classes)
+        if self._guided:
+            verdict, state = guide.extended(score, request, state, seats, view, verdict, self.commit, rooms)
+        state = advance.age(transfer.write(state, seats, view, verdict, rooms), seats)
+        return self._advanced(request, state, seats, self._forced(state, view, verdict))
+
+    @property
+    def _rules(self) -> transfer.Rules:
+        return transfer.Rules(self.commit, self.confidence, self.sampler, self.tau_future,
+                              self.mode == "commit_and_advance")
+
+    @property
+    def _plan(self) -> advance.Plan:
+        return advance.Plan(self.block_size, self.steps, self.rho_min, self.t_min, self.lane_capacity, self.mode,
+                            self.continuation_length, self.eos_frontier)
+
+    def _shared_widths(self, request: Request, shift: int, rooms: Rooms) -> tuple[int, ...]:
+        """Returns the widths of shared windows that have a program of their own."""
+        widths = sorted({size + shift for size in self.cache.widths(request, rooms.block, True)})
+        return (*(width for width in widths if width < request.entries), request.entries)
+
+    def _forced(self, state: State, view: forward.Windows, verdict: transfer.Verdict) -> Array:
+        """Returns (B, G) int32 tokens that a fork which commits its prefix would write."""
+        if self.mode != "commit_and_advance":
+            return state.tokens
+        own = view.wanted & (jnp.arange(view.number.shape[1]) < self.rooms.block)
+        return transfer.scatter(state.tokens, view.number, own, verdict.unending)
+
+    def _advanced(self, request: Request, state: State, seats: table.Seats, forced: Array) -> State:
+        """Returns the state after the lanes' transitions, what they have written on the canvas, and rows ended."""
+        made, live = state.count, ~state.done
+        state = advance.refine(state, self._plan)
+        taken = advance.turn(request, state, seats, self._plan, self.classes)
+        state = advance.generate(request, state, taken, self._plan, forced)
+        if not self._compact:
+            state = state.replace(due=state.due | ((state.count > made) & self.cache.per_block))
+        index = jnp.arange(request.capacity, dtype=jnp.int32)
+        front = jnp.max(jnp.where(state.lanes.made, state.lanes.stop, 0), axis=1)
+        reached = state.filled & (index < front[:, None]) & (state.canvas.committed_at < 0) & live[:, None]
+        canvas = state.canvas.commit(jnp.broadcast_to(index, reached.shape), reached, state.tokens, DRAFTED,
+                                     state.counts.after_prefill())
+        over = (self.max_iterations > 0) & (state.iteration >= self.max_iterations)
+        done = state.done | over | ~jnp.any(state.lanes.state == table.ACTIVE, axis=1)
+        canvas = jax.lax.cond(jnp.any(done & live), lambda: self._collected(request, state, canvas, done & live),
+                              lambda: canvas)
+        return state.replace(canvas=canvas, done=done)
+
+    def _collected(self, request: Request, state: State, canvas: Any, where: Array) -> Any:
+        """Returns the canvas of rows that have ended with their answers alone, CollectDFS of Algorithm 1."""
+        inside, end = table.emitted(state.lanes, state.filled, state.ends(request, self.classes))
+        drop = where[:, None] & ~(inside | end)
+        return canvas.replace(tokens=jnp.where(drop, jnp.maximum(request.mask_id, 0), canvas.tokens),
+                              committed_at=jnp.where(drop, -1, canvas.committed_at),
+                              origin=jnp.where(drop, NOTHING, canvas.origin))
+
+    def provisional(self, state: State) -> tuple[Array, Array]:
+        """See `Decoder.provisional`: drafts ahead that no lane has reached."""
+        return state.tokens, state.filled & (state.canvas.committed_at < 0) & ~state.done[:, None]
+
+    def lanes(self, state: State) -> Array:
+        """See `Decoder.lanes`."""
+        return state.writer
+
+    def record(self, state: State) -> dict[str, Array]:
+        """See `Decoder.record`: the lane table, (B, M) each, and the (B,) iterations; `diagnostics` reads it."""
+        return {**vars(state.lanes), "iterations": state.iteration}
