@@ -3,7 +3,7 @@
 The paper names no block, budget, threshold, margin or refresh interval, and no difference between LLaDA and Dream but
 their tokenizers; block and commit threshold are those of Fast-dLLM's scripts, the rest is ours. A sweep over them:
 
-    python -m launch.benchmark lanes --model PATH --sweep rho_min=0.25,0.5,0.75 --sweep refresh_interval=4,12,0
+    python -m launch.benchmark lanes --model PATH --sweep rho_min=0.25,0.5,0.75 --sweep cache.refresh_interval=4,12,0
 
 A boundary is a rule's name here; `launch.decode` and `launch.evaluate` read the model's tokenizer. Nothing is trained.
 """

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from dlm_jax.decode import AsyncLane, MaskedDiffusion, NoCache, Runner, Threshol
 from dlm_jax.decode.asynclane import Boundary, Compact, diagnose, history, model_calls
 from dlm_jax.decode.executables import EXECUTABLES
 from dlm_jax.decode.runner import python_loop
+from dlm_jax.models import build
 from tests.decode.asynclane_reference import Reference
 from tests.decode.masked_test import EOS, MASK, MODELS, peaked, prompts
 from tests.oracle import asynclane as oracle
@@ -206,7 +208,7 @@ def test_loops_agree():
     cases = scenarios("asynclane")[:4]
     config = scripted_model.Config(32, 29, 31, (30, 29), 0, eos_token_id=30)
     model = scripted_model.Scripted(config)
-    params = scripted_model.scripts([case["model"] for case in cases], PROFILES, 4, 64)
+    params = jax.tree.map(jnp.asarray, scripted_model.scripts([case["model"] for case in cases], PROFILES, 4, 64))
     decoder = LANES.replace(boundary=Boundary(delimiters=(1, 2)), block_size=6, lookahead=4)
     runner = Runner(model, params, decoder)
     request = runner.request([case["prompt"] for case in cases], max_new_tokens=16)
@@ -287,4 +289,50 @@ def test_bad_models_and_requests_are_refused(dream, tiny):
     with pytest.raises(ValueError, match="holds the mask token"):
         generate(model, params, [[2, MASK]], LANES, max_new_tokens=8)
     with pytest.raises(ValueError, match="the mask must be a token of its own"):
-        generate(model, params, prompts(0, 1), LANES.replace(ends=(MASK,)), max_new_tokens=8)
+        Runner(model, params, LANES.replace(ends=(MASK,)))
+
+
+# --- with a guide
+
+
+def judge():
+    model = peaked(family="qwen3")[0]
+    return model, build.init_params(model, jax.random.key(9))
+
+
+def test_a_guide_commits_what_it_would_have_said(dream):
+    guide = judge()
+    joined = decode.join(*dream, *guide)
+    rows, limit = prompts(1, 3), 21
+    rule, most = decode.asynclane.GuideAgrees(decode.guided.TopK(20)), 20
+    decoder = LANES.replace(commit=rule, mode="blockwise", lookahead=0)
+    out = generate(*joined, rows, decoder, max_new_tokens=limit, eos_id=-1)
+    score, agreed = guide[0].scorer(guide[1]), 0
+    for row, tokens in enumerate(out.tokens):
+        text = np.array([*rows[row], *tokens])
+        said = np.argsort(-np.asarray(score(text[None]))[0], axis=-1)[len(rows[row]) - 1 : -1, :most]
+        at = out.committed_at[row, :limit]
+        assert (np.diff(at) >= 0).all()  # a lane that follows its guide writes from left to right
+        follows = np.flatnonzero(np.diff(at) == 0) + 1
+        for together in (follows - 1, follows):
+            assert (tokens[together, None] == said[together]).any(axis=-1).all()
+        agreed += len(follows)
+    assert agreed > 3 and (out.ledger.forwards["guide"] == out.ledger.tallies["iterations"] + 1).all()
+
+
+def test_lanes_fork_under_a_guide(dream):
+    joined = decode.join(*dream, *judge())
+    decoder = LANES.replace(commit=decode.asynclane.GuideAgrees(decode.guided.TopK(4)))
+    rows = prompts(1, 3)
+    out = generate(*joined, rows, decoder, max_new_tokens=21)
+    assert out.ledger.tallies["fork_pairs"].sum() > 0
+    assert all(len(tokens) == 21 or tokens[-1] == EOS for tokens in out.tokens)
+    alone = generate(*joined, rows[1:2], decoder, max_new_tokens=21)
+    np.testing.assert_array_equal(alone.tokens[0], out.tokens[1])
+
+
+def test_a_guide_must_be_there_and_be_asked_what_lanes_keep(dream):
+    with pytest.raises(ValueError, match="needs a guide beside the drafter"):
+        Runner(*dream, LANES.replace(commit=decode.asynclane.GuideAgrees()))
+    with pytest.raises(ValueError, match="asks for all of the drafter's logits"):
+        decode.asynclane.GuideAgrees(decode.guided.Sure())

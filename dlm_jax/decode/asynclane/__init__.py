@@ -9,8 +9,9 @@ from dlm_jax.decode.asynclane.diagnostics import Diagnostics, Lane, diagnose, hi
 from dlm_jax.decode.asynclane.guide import GuideAgrees
 from dlm_jax.decode.asynclane.presets import (
     blockwise, commit_and_advance, coupled, without_both, without_lookahead, without_reuse)
+from dlm_jax.decode.guided.acceptance import Exact, Relative, TopK
 
 __all__ = [
-    "BOUNDARIES", "AsyncLane", "Boundary", "Compact", "Diagnostics", "GuideAgrees", "Lane", "blockwise",
-    "code_boundary", "commit_and_advance", "coupled", "diagnose", "history", "interval_boundary", "math_boundary",
-    "model_calls", "punctuation_boundary", "without_both", "without_lookahead", "without_reuse"]
+    "BOUNDARIES", "AsyncLane", "Boundary", "Compact", "Diagnostics", "Exact", "GuideAgrees", "Lane", "Relative", "TopK",
+    "blockwise", "code_boundary", "commit_and_advance", "coupled", "diagnose", "history", "interval_boundary",
+    "math_boundary", "model_calls", "punctuation_boundary", "without_both", "without_lookahead", "without_reuse"]

@@ -108,11 +108,11 @@ class Classes:
 
     def within(self, name: str, tokens: Array) -> Array:
         """Returns whether each token is in a set of `Boundary`."""
-        return (self.sets[tokens] >> _SETS.index(name)) & 1 == 1
+        return (jnp.asarray(self.sets)[tokens] >> _SETS.index(name)) & 1 == 1
 
     def ends(self, tokens: Array, eos_id: Array) -> Array:
         """Returns whether each token ends an answer."""
-        return ((self.sets[tokens] >> _ENDS) & 1 == 1) | (tokens == eos_id)
+        return ((jnp.asarray(self.sets)[tokens] >> _ENDS) & 1 == 1) | (tokens == eos_id)
 
     def ending(self, eos_id: Array) -> Array:
         """Returns (V,) bool, the tokens that end an answer."""
@@ -164,7 +164,7 @@ def valid(table: Classes, request: Request, tokens: Array, filled: Array) -> Arr
     number = is_in("numeric_delimiters", tokens) & left & (right | ~table.both)
     incomplete = table.incomplete & there & (~known | is_in("no_fork_after", before))
 
-    opens, closes = (jnp.where(filled, x[tokens], 0) for x in (table.open, table.close))
+    opens, closes = (jnp.where(filled, jnp.asarray(x)[tokens], 0) for x in (table.open, table.close))
     # depth = max(0, depth - closes) + opens, token by token
     balance = jnp.cumsum(opens - closes, axis=1)
     depth = balance + jnp.maximum(jax.lax.cummax(opens - balance, axis=1), 0)

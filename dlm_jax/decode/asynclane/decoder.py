@@ -147,15 +147,15 @@ class AsyncLane(Decoder):
         self.boundary.check(config.vocab_size)
         for token in self.ends:
             parts.check_number("ends", token, 0, config.vocab_size - 1, kind=int)
+            if token == config.mask_token_id:
+                raise ValueError(f"ends = {self.ends} holds the mask {token}: the mask must be a token of its own")
 
     def check_request(
         self, prompts: Sequence[Sequence[int]], limits: np.ndarray, eos_id: int | None, mask_id: int | None
     ) -> None:
-        """See `Decoder.check_request`: prompts without masks, which end nothing."""
+        """See `Decoder.check_request`: prompts without masks."""
         super().check_request(prompts, limits, eos_id, mask_id)
         refuse_masks(prompts, mask_id, self.literal_mask)
-        if mask_id in self.ends:
-            raise ValueError(f"ends = {self.ends} holds the mask {mask_id}: the mask must be a token of its own")
 
     def init(self, score: Scorer, request: Request) -> State:
         """See `Decoder.init`; the first step runs the prompt."""

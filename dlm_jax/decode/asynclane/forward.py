@@ -179,7 +179,10 @@ def read_shared(score: Scorer, request: Request, state: State, seats: Seats, vie
     now = Now(request, masked, fresh, begin, end, jnp.ones_like(begin), rooms.block, shift)
     due = state.due | ((policy.refresh_every > 0) & (state.age >= policy.refresh_every))
     start, stop = policy.window(now)
-    useless = (start > begin - shift * (begin > now.first)) | (stop < end)  # a lane would wait
+    asked = view.wanted & jnp.take_along_axis(masked, jnp.clip(view.number, 0, request.capacity - 1), axis=1)
+    asked &= jnp.arange(view.number.shape[1]) < rooms.lanes * rooms.block  # a lane may wait for what is ahead of it
+    before, behind = start[:, None] + shift > view.number, stop[:, None] + shift <= view.number
+    useless = jnp.any(asked & (before | behind) & (request.position(view.number) > 0), axis=1)
     whole = due | useless if policy.keeps else jnp.ones_like(due)
     start, stop = (jnp.where(whole, edge, other) for edge, other in zip((now.first, now.stop), (start, stop)))
     start, stop = jnp.maximum(start, now.first), jnp.minimum(stop, now.stop)
