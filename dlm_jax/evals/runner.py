@@ -22,7 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from dlm_jax.data.sources import Row
 from dlm_jax.data.tokenizer import encode_prompt, pieces
 from dlm_jax.decode import api
+from dlm_jax.decode.asynclane import AsyncLane, history
 from dlm_jax.decode.lossless import check_lossless
+from dlm_jax.evals import timeline
 from dlm_jax.evals.tasks import Task
 from dlm_jax.types import Params
 
@@ -99,7 +101,7 @@ def evaluate(
       A row of plain values (name, decoder, accuracy, how many answers each extractor found, counts, tokens per
       forward and per second, seconds) and the answers one by one.
     """
-    start = time.perf_counter()
+    start, decoder = time.perf_counter(), decoder.reading(tokenizer)
     prompts = list(map(encode or functools.partial(encode_prompt, tokenizer), [r.prompt_messages for r in task.rows]))
     generate = functools.partial(
         api.generate, model, params, decoder=decoder, max_new_tokens=max_new_tokens,
@@ -226,14 +228,16 @@ def replay(
       row: the question.
 
     Returns:
-      Plain values: name, slot_size (None without slots), and frames, one a forward that changed something:
+      Plain values: name, slot_size (None without slots), timeline (a picture of its lanes, None without them), and
+      frames, one a forward that changed something:
       forward (counted after prefill; 0 is the prefill), kind, drafts and commits ([position, text] and
       [position, text, origin] lists), as far as the answer goes. The end of sequence has the text "", a token
       whose character ends with a later token `INCOMPLETE`.
     """
     eos, prompt = tokenizer.eos_token_id, encode_prompt(tokenizer, row.prompt_messages)
-    events = list(api.stream(model, params, prompt, decoder, max_new_tokens=max_new_tokens, eos_id=eos,
-                             mask_id=tokenizer.mask_token_id, seed=seed))
+    ask = dict(decoder=decoder.reading(tokenizer), max_new_tokens=max_new_tokens, eos_id=eos,
+               mask_id=tokenizer.mask_token_id, seed=seed)
+    events = list(api.stream(model, params, prompt, **ask))
     answer = {p: t for event in events if event.committed for p, t in zip(event.numbers, event.tokens)}
     end = min([max_new_tokens - 1, *(p for p, t in answer.items() if t == eos)])
     places = [p for p in sorted(answer) if p <= end]
@@ -248,7 +252,11 @@ def replay(
         else:
             drafts = zip(event.numbers, _draft_texts(tokenizer, event))
             frames[-1]["drafts"] += [[p, text] for p, text in drafts if p <= end]
-    return {"name": name, "slot_size": getattr(decoder, "slot_size", None), "frames": frames}
+    drawn = None
+    if isinstance(decoder, AsyncLane):
+        record = api.generate(model, params, [prompt], **ask).record
+        drawn = timeline.picture(history(record, 0), timeline.refreshes(decoder, int(record["iterations"][0])))
+    return {"name": name, "slot_size": getattr(decoder, "slot_size", None), "timeline": drawn, "frames": frames}
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:

@@ -11,13 +11,16 @@ Examples:
     # masked diffusion: vanilla, caches, thresholds, block diffusion and a guide, beside eager PyTorch's loops
     python -m launch.benchmark masked --output masked.json
 
+    # AsyncLane beside block-wise, threshold, coupled and other samplers, on a trained model
+    python -m launch.benchmark lanes --model runs/quickstart/models/masked --output lanes.json
+
     # the kernels: attention, and forms of the two-stream gated delta rule by block size; on an accelerator at the
     # paper's shape, beside cuDNN and, if it is installed, flash-linear-attention
     python -m launch.benchmark kernels --output kernels.md
 
 Every number of a table comes from one run: medians over repeats, interleaved, device-synchronised, compile apart. A
-file of results says when it was made, by which command and with which versions. `decode --help`, `masked --help` and
-`kernels --help` list the options of each.
+file of results says when it was made, by which command and with which versions. `decode --help`, `masked --help`,
+`lanes --help` and `kernels --help` list the options of each.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from launch import cli
 def parse(typed: Sequence[str]) -> argparse.Namespace:
     """Returns what is to be measured, and the words behind it, which are options of its own."""
     parser = cli.parser("python -m launch.benchmark", __doc__)
-    parser.add_argument("what", choices=("decode", "masked", "kernels"), help="what to measure")
+    parser.add_argument("what", choices=("decode", "masked", "lanes", "kernels"), help="what to measure")
     return argparse.Namespace(**vars(parser.parse_args(typed[:1])), options=list(typed[1:]))
 
 
@@ -45,6 +48,10 @@ def run(asked: argparse.Namespace) -> int:
         from launch.benchmark import masked
 
         return masked.main(asked.options)
+    if asked.what == "lanes":
+        from launch.benchmark import lanes
+
+        return lanes.main(asked.options)
     import jax
 
     from launch.benchmark.kernel_peers import PEERS

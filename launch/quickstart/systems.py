@@ -52,6 +52,8 @@ def _guided(name: str, guide: str, headline: bool = False, **parts) -> System:
 
 _SURE = dict(commit=decode.Threshold(0.95))
 _BLOCKS = dict(training="block", cache=decode.BlockCausal(), stop=decode.AfterBlock())
+_LANES = decode.AsyncLane(boundary="math", block_size=BLOCK, lookahead=BLOCK, tau_future=0.95,
+                          cache=decode.asynclane.Compact(margin=BLOCK, refresh_interval=4), **_SURE)
 SYSTEMS = (
     System(name="AR", label="AR", family="AR", training="seed", decoder=decode.Autoregressive(), headline=True),
     _refusion(0.6, headline=True), _refusion(0.8),
@@ -65,6 +67,8 @@ SYSTEMS = (
     _guided("FreeCache, delayed, and guide", guide="seed", headline=True),
     _guided("weak guide", guide="guide"),
     _guided("weak guide, draft threshold", guide="guide", accept=decode.guided.Sure(threshold=0.9)),
+    System(name="AsyncLane", label="lanes", family="Masked diffusion", training="masked", decoder=_LANES,
+           headline=True),
     System(name="AR, the weak guide", label="weak guide", family="AR", training="guide",
            decoder=decode.Autoregressive()),
     _masked("vanilla", commit=decode.Quota(), **_BLOCKS),

@@ -45,8 +45,8 @@ def test_the_setup_cell_finds_the_repository_or_says_what_to_do(checkout, tmp_pa
 @pytest.mark.slow
 def test_the_notebook_runs(checkout, tmp_path):
     code = [code for tags, code in cells() if not tags & {"display", "network"}]
-    assert len(code) == 4
+    assert len(code) == 5
     done = execute("\n".join(code), checkout / "colab", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "commit" in done.stdout and "tokens a forward" in done.stdout
+    assert "commit" in done.stdout and "tokens a forward" in done.stdout and "Diagnostics(" in done.stdout
     assert (checkout / "runs" / "colab_smoke" / "report.html").exists()
