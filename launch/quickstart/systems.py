@@ -80,4 +80,4 @@ SYSTEMS = (
 )
 
 PLAN = Plan(title="dlm_jax quickstart", trainings=TRAININGS, systems=SYSTEMS, budgets=budgets(
-    {"seed": 800, "refusion": 2800, "orthrus": 300, "masked": 1600, "block": 600, "flare": 300, "guide": 80}))
+    {"seed": 800, "refusion": 2000, "orthrus": 300, "masked": 1200, "block": 450, "flare": 200, "guide": 80}))
