@@ -6,11 +6,14 @@ r"""Where an answer's final result stands, by name: every form that the models' 
 | `boxed` | the last `\boxed{...}` | MATH (Hendrycks et al. 2021); Qwen's and ReFusion's mathematics prompts |
 | `final_answer` | what follows the last "final answer is" or ":" | FlashDLM's prompts (ARC, GPQA, GSM8K, PIQA) |
 | `answer_is` | the same for "answer is" and "answer:" | chain of thought (Wei et al. 2022), MMLU-Pro |
+| `letter` | the letter A to J that the answer begins with | MMLU-style prompts that end in "Answer:" |
 | `last_number` | the last number | lm-evaluation-harness's `flexible-extract` |
 | `last_choice` | the last letter A to J, or `Answer3`, `Ending2`, ..., that stands alone | MMLU-Pro's last resort |
+| `code` | the program: the fenced block that defines something, else the first, else all | HumanEval, MBPP |
 
 Of a phrase's sentence counts the number or choice that it begins with (behind the last "=", where there is one), else
-all of it. The last two are guesses: each is asked only where the reference is a number or a choice.
+all of it. `letter`, `last_number` and `last_choice` are guesses: each is asked only where the reference is a number or
+a choice. `code` is asked for by name only.
 """
 
 from __future__ import annotations
@@ -25,11 +28,19 @@ _LETTER, _LABEL = "[A-J]", r"(?:[Aa]nswer|[Ee]nding|[Oo]ption|[Cc]hoice|[Ss]olut
 _NUMBER = r"(?:(?<![\w)])[-−])?\$?-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _AMOUNT = re.compile(rf"{_NUMBER}(?:/\d+)?(?![\w^])(?!\s*[-−+*/^(\\])")
 _ANY_NUMBER = re.compile(_NUMBER)
-_CLOSED = r"(?=\s*(?:[.:,;)\]]|$))"  # what follows a letter that is no word
+_CLOSED = r"(?=[ \t*_]*(?:[.:,;)\]\n]|$))"  # what follows a letter that is no word
 _CHOICE = re.compile(rf"[(\[]({_LETTER}|{_LABEL})[)\]]|({_LABEL})|({_LETTER}){_CLOSED}")
 _ANY_CHOICE = re.compile(rf"\b(?:{_LABEL}|[B-HJ]\b|[AI]{_CLOSED})")
+_BRACKETED = re.compile(r"^\[([^\[\],]+)\]")
 _PLAIN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?(/0*[1-9]\d*)?", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\{|\}")
+_LONGEST = 400  # characters of a number
+_MARK = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
+_PROGRAM = re.compile(r"\n*(?:[ \t]+\S|@\w|#|def \w+\(|class \w+[:(]|import \w|from [\w.]+ import )")
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", re.DOTALL | re.MULTILINE)
+_BEGIN = re.compile(r"\[BEGIN\]|<code>", re.IGNORECASE)
+_DONE = re.compile(r"\[DONE\]|</code>", re.IGNORECASE)
 _MARKS = "*_`\"'“” "
 
 
@@ -53,7 +64,7 @@ def number(text: str) -> Fraction | None:
       text: a final result.
     """
     bare = plain(text).replace("−", "-").replace(",", "").replace(" ", "").replace("$", "").rstrip("%.")
-    return Fraction(bare) if _PLAIN.fullmatch(bare) else None
+    return Fraction(bare) if len(bare) <= _LONGEST and _PLAIN.fullmatch(bare) else None
 
 
 def choice(text: str) -> str | None:
@@ -73,13 +84,14 @@ def boxed(text: str) -> str | None:
     Args:
       text: a model's whole answer.
     """
-    for found in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*\{", text))):
-        depth = 1
-        for at in range(found.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if not depth:
-                return _first(text[found.end():at], whole=True)
-    return None
+    opened, whole = [], []  # places behind the braces that are open; the same of closed boxes, and where they end
+    for found in _BRACE.finditer(text):
+        if found[0] != "}":
+            opened.append((found.end(), len(found[0]) > 1))
+        elif opened:
+            start, box = opened.pop()
+            whole += [(start, found.start())] if box else []
+    return _first(text[slice(*max(whole))], whole=True) if whole else None
 
 
 def phrase(words: str) -> Callable[[str], str | None]:
@@ -97,10 +109,38 @@ def phrase(words: str) -> Callable[[str], str | None]:
     return extract
 
 
+def letter(text: str) -> str | None:
+    """Returns the letter or label that an answer begins with, where it is no word; None where there is none.
+
+    Args:
+      text: a model's whole answer.
+    """
+    option = _CHOICE.match(text.lstrip(_MARKS + "\n\t$"))
+    return next(filter(None, option.groups())) if option else None
+
+
+def code(text: str) -> str | None:
+    """Returns the program of an answer; None where it is empty.
+
+    Args:
+      text: a model's whole answer: a program in a fence (```), which may begin before the answer or never end,
+        between [BEGIN] and [DONE], or alone.
+    """
+    text = text.replace("\r\n", "\n")
+    marks, blocks = _MARK.findall(text), _FENCE.findall(text)
+    if len(marks) % 2 and not marks[0] and _PROGRAM.match(text):  # it begins inside a fence that the prompt opened
+        text, blocks = _MARK.split(text, maxsplit=1)[0], []
+    if blocks:
+        text = next((block for block in blocks if re.search(r"(?m)^\s*(?:def|class) ", block)), blocks[0])
+    text = _DONE.split(_BEGIN.split(text)[-1], maxsplit=1)[0].strip("\n").rstrip()
+    return text or None
+
+
 def _first(text: str, whole: bool = False) -> str | None:
     """The number or choice that a text begins with, else the text; of a whole expression no part before "="."""
     text = plain(text)
     result = text if whole else text.rpartition("=")[2].strip(_MARKS)
+    result = _BRACKETED.sub(r"\1", result)
     amount, option = _AMOUNT.match(result), _CHOICE.match(result)
     if amount:
         return amount[0]
@@ -113,9 +153,10 @@ def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "hash": final_answer, "boxed": boxed, "final_answer": phrase(r"final\s+answer"), "answer_is": phrase("answer"),
-    "last_number": _last(_ANY_NUMBER), "last_choice": _last(_ANY_CHOICE)}
-DEFAULT = tuple(EXTRACTORS)  # tried in this order; the first that finds something decides
-GUESSES: dict[str, Callable[[str], object]] = {"last_number": number, "last_choice": choice}  # name: kind of reference
+    "letter": letter, "last_number": _last(_ANY_NUMBER), "last_choice": _last(_ANY_CHOICE), "code": code}
+DEFAULT = tuple(name for name in EXTRACTORS if name != "code")  # in this order; the first that finds something decides
+GUESSES: dict[str, Callable[[str], object]] = {  # name: kind of reference
+    "letter": choice, "last_number": number, "last_choice": choice}
 
 
 def check(names: Sequence[str]) -> None:
