@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
                    help="questions decoded again, three times and one by one, to time an answer (default: %(default)s)")
     p.add_argument("--extract", nargs="+", metavar="NAME", default=extractors.DEFAULT,
                    help=f"where to seek an answer's final result, in order; of {', '.join(extractors.EXTRACTORS)} "
-                   "(default: all but code, in this order)")
+                   "(default: all but the last two, in this order)")
     p.add_argument("--check-lossless", action="store_true",
                    help="compare every answer with plain autoregressive decoding (--decoder orthrus, ar_trust)")
     return p

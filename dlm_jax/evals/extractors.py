@@ -10,10 +10,11 @@ r"""Where an answer's final result stands, by name: every form that the models' 
 | `last_number` | the last number | lm-evaluation-harness's `flexible-extract` |
 | `last_choice` | the last letter A to J, or `Answer3`, `Ending2`, ..., that stands alone | MMLU-Pro's last resort |
 | `code` | the program: the fenced block that defines something, else the first, else all | HumanEval, MBPP |
+| `expression` | the last box, else what follows "(final) answer is", as it stands | MATH by its own rule (`expressions`) |
 
 Of a phrase's sentence counts the number or choice that it begins with (behind the last "=", where there is one), else
 all of it. `letter`, `last_number` and `last_choice` are guesses: each is asked only where the reference is a number or
-a choice. `code` is asked for by name only.
+a choice. `code` and `expression` are asked for by name only.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def choice(text: str) -> str | None:
     return bare.casefold() if known else None
 
 
-def boxed(text: str) -> str | None:
-    r"""Returns what the last whole `\boxed{...}` of a text holds; None where there is none.
+def box(text: str) -> str | None:
+    r"""Returns what the last whole `\boxed{...}` of a text holds, as it stands there; None where there is none.
 
     Args:
       text: a model's whole answer.
@@ -89,9 +90,40 @@ def boxed(text: str) -> str | None:
         if found[0] != "}":
             opened.append((found.end(), len(found[0]) > 1))
         elif opened:
-            start, box = opened.pop()
-            whole += [(start, found.start())] if box else []
-    return _first(text[slice(*max(whole))], whole=True) if whole else None
+            start, is_box = opened.pop()
+            whole += [(start, found.start())] if is_box else []
+    return text[slice(*max(whole))] if whole else None
+
+
+def boxed(text: str) -> str | None:
+    r"""Returns the result in the last whole `\boxed{...}` of a text; None where there is none.
+
+    Args:
+      text: a model's whole answer.
+    """
+    found = box(text)
+    return None if found is None else _first(found, whole=True)
+
+
+def expression(text: str) -> str | None:
+    """Returns the expression that a text boxes last, else the one that it says is its (final) answer, as it stands.
+
+    Args:
+      text: a model's whole answer.
+    """
+    found = box(text)
+    if found is None:
+        for words in (r"final\s+answer", "answer"):
+            ends = [said.end() for said in _said(words).finditer(text)]
+            if ends:
+                rest = text[ends[-1]:]
+                formula = re.match(r"\$([^$\n]+)\$", rest)
+                return formula[1] if formula else _SENTENCE.split(rest, maxsplit=1)[0].strip(_MARKS) or None
+    return found
+
+
+def _said(words: str) -> re.Pattern[str]:
+    return re.compile(rf"{words}\**\s*(?:is|:)[\s:*]*(?=\S)", re.IGNORECASE)
 
 
 def phrase(words: str) -> Callable[[str], str | None]:
@@ -100,7 +132,7 @@ def phrase(words: str) -> Callable[[str], str | None]:
     Args:
       words: a regular expression, whatever the case.
     """
-    pattern = re.compile(rf"{words}\**\s*(?:is|:)[\s:*]*(?=\S)", re.IGNORECASE)
+    pattern = _said(words)
 
     def extract(text: str) -> str | None:
         ends = [found.end() for found in pattern.finditer(text)]
@@ -153,8 +185,9 @@ def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "hash": final_answer, "boxed": boxed, "final_answer": phrase(r"final\s+answer"), "answer_is": phrase("answer"),
-    "letter": letter, "last_number": _last(_ANY_NUMBER), "last_choice": _last(_ANY_CHOICE), "code": code}
-DEFAULT = tuple(name for name in EXTRACTORS if name != "code")  # in this order; the first that finds something decides
+    "letter": letter, "last_number": _last(_ANY_NUMBER), "last_choice": _last(_ANY_CHOICE), "code": code,
+    "expression": expression}
+DEFAULT = tuple(EXTRACTORS)[:7]  # those for any answer, in this order; the first that finds something decides
 GUESSES: dict[str, Callable[[str], object]] = {  # name: kind of reference
     "letter": choice, "last_number": number, "last_choice": choice}
 

@@ -92,6 +92,15 @@ def test_wrong_answers_are_wrong(expected, text, by):
     assert not tasks.same_answer(found, expected) and name == by
 
 
+@pytest.mark.parametrize("text, found", [
+    ("so \\boxed{3\\sqrt{5}}.", "3\\sqrt{5}"), ("\\boxed{1, 2} or \\boxed{2 \\text{ or } 3}", "2 \\text{ or } 3"),
+    ("Final Answer: The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
+    ("The final answer is $1,2$", "1,2"), ("The answer is 3.5.", "3.5"), ("Answer: x+1", "x+1"), ("x+1", None),
+    ("The answer is 3. The final answer is \\frac12.", "\\frac12"), ("\\boxed{1", None)])
+def test_expressions_are_found_as_they_stand(text, found):
+    assert extractors.expression(text) == found
+
+
 F = "def f(x):\n    return 1"
 BODY = "    y = 1\n    return y"
 PROGRAMS = [
