@@ -45,6 +45,7 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--cache", type=int, help="entries a row of a decoder's cache, prompt and answer (default: 4096)")
     p.add_argument("--answer", type=int, help="tokens of them that are the answer's (default: 512)")
     p.add_argument("--layers", type=int, help="in place of the shape's")
+    p.add_argument("--unroll", action="store_true", help="a decoder's layers one by one, see models.build.unroll")
     p.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE",
                    help="field of the experiment or of the decoder; may be repeated")
     p.add_argument("--output", metavar="FILE", type=Path, help="write the report as JSON")
@@ -54,6 +55,8 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
     options.typed = list(typed)
     if options.decode and not options.model:
         p.error("--decode needs --model NAME, e.g. qwen3_8b")
+    if options.unroll and options.config:
+        p.error("--unroll goes with --decode")
     return options
 
 

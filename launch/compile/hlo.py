@@ -1,8 +1,8 @@
 """What a compiled TPU program costs by the compiler's own model: a reader of its scheduled HLO.
 
 Every fusion carries the cycles that the compiler expects of it. They are added over loops, times their trips, and over
-the dearest branch of each conditional; a loop whose length is data is counted once and named. Loops that run once or
-not at all and stand side by side are branches, too: `decode.queries.ask` writes its widths so.
+the dearest branch of each conditional, or the cheapest; a loop whose length is data is counted once and named. Loops
+that run once or not at all and stand side by side are branches, too: `decode.queries.ask` writes its widths so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s8": 1, "u8": 1, "pred": 1, "s64": 8,
           "u64": 8, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "s4": 0.5, "u4": 0.5}
@@ -75,18 +75,19 @@ class Cost:
 class Program:
     """A compiled program's text."""
 
-    def __init__(self, text: str, chips: int = 1, kernels: Mapping[str, float] | None = None):
+    def __init__(self, text: str, chips: int = 1, kernels: Mapping[str, float] | None = None, taken: Callable = max):
         """Reads a program.
 
         Args:
           text: scheduled HLO, `compiled.as_text()`.
           chips: that a collective without groups joins.
-          kernels: cycles by the name of a kernel's call, see `schedules.read`.
+          kernels: cycles by the name of a kernel's call, see `kernels.of_text`.
+          taken: which of several branches runs, `max` for the dearest or `min`.
 
         Raises:
           ValueError: text of another form.
         """
-        self.chips, self.kernels, self.computations, self.entry = chips, kernels or {}, {}, None
+        self.chips, self.kernels, self.taken, self.computations, self.entry = chips, kernels or {}, taken, {}, None
         current = None
         for line in text.splitlines():
             head = re.match(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
@@ -116,13 +117,13 @@ class Program:
                 total.add(body, 1 if trips is None else trips)
                 total.loops += [label] * (trips is None)
             elif operation == "conditional":
-                total.add(max(map(self.cost, _branches(line)), key=lambda cost: cost.cycles))
+                total.add(self.taken(map(self.cost, _branches(line)), key=lambda cost: cost.cycles))
             elif operation == "call":
                 total.add(self.cost(_named(line, "to_apply")))
             else:
                 self._operation(total, line, label, shape, operation)
         if branches:
-            total.add(max(branches, key=lambda cost: cost.cycles))
+            total.add(self.taken(branches, key=lambda cost: cost.cycles))
         return total
 
     def _operation(self, total: Cost, line: str, label: str, shape: str, operation: str) -> None:

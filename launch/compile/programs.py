@@ -209,7 +209,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     shape = shape.replace(num_layers=options.layers or shape.num_layers)
     tensor = math.gcd(len(devices), shape.num_kv_heads)
     mesh = make_mesh(options.mesh, devices, shape, MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor))
-    model, B, entries, answer = build.build(shape), options.batch or 8, options.cache or 4096, options.answer or 512
+    model = dataclasses.replace(build.build(shape), scan=not options.unroll)
+    B, entries, answer = options.batch or 8, options.cache or 4096, options.answer or 512
     if answer >= entries:
         raise ValueError(f"--cache {entries}: the entries of prompt and answer, so more than --answer {answer}")
     arguments = decoding_arguments(model, mesh, decoder, B, entries - answer, answer)
@@ -224,8 +225,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     cache, looked_up = jax.tree.leaves(state.cache), 0 if shape.tie_word_embeddings else held(params["embed"])
     most = _whole(jax.ShapeDtypeStruct((), jnp.int32), mesh)
     return Job(
-        title=f"round of {options.decode} decoding, {options.model}: {shape.num_layers} layers, {B} rows, {entries} "
-              "cache entries",
+        title=f"round of {options.decode} decoding, {options.model}: {shape.num_layers} layers"
+              f"{' unrolled' if options.unroll else ''}, {B} rows, {entries} cache entries",
         jitted=executables.jitted(executables.loop, model), arguments=(*arguments, state, most), mesh=None,
         flops=work.products(one_step) / len(devices), moved=float(held((params, state.cache)) - looked_up), looped=True,
         facts={"mesh": dict(mesh.shape), "parameters": sum(x.size for x in jax.tree.leaves(params)),

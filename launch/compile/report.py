@@ -61,7 +61,8 @@ def make(job: Job, chip: Chip, chips: int, compiled: Any, seconds: float, found:
     """
     text, memory = compiled.as_text(), compiled.memory_analysis()
     calls = {call: found.get(key) for call, key in kernels.of_text(text).items()}
-    program = Program(text, chips, {call: schedule.cycles for call, schedule in calls.items() if schedule})
+    of_kernels = {call: schedule.cycles for call, schedule in calls.items() if schedule}
+    program, shortest = (Program(text, chips, of_kernels, taken) for taken in (max, min))
     body = program.body_of_unknown_length() if job.looped else None
     cost = program.cost(body)
     floors = {"memory": (job.moved, chip.bandwidth), "compute": (job.flops, chip.flops),
@@ -74,7 +75,7 @@ def make(job: Job, chip: Chip, chips: int, compiled: Any, seconds: float, found:
         "memory": {"usable": int(chip.memory), "needed": needed, "arguments": memory.argument_size_in_bytes,
                    "temporaries": memory.temp_size_in_bytes, "outputs": memory.output_size_in_bytes,
                    "aliased": memory.alias_size_in_bytes},
-        "step_seconds": estimate, "step_cycles": cost.cycles,
+        "step_seconds": estimate, "step_cycles": cost.cycles, "least_cycles": shortest.cost(body).cycles,
         "once_cycles": program.cost().cycles - cost.cycles if body else 0.0,
         "floors": {name: {"amount": amount, "seconds": amount / speed,
                           "ratio": estimate * speed / amount if amount and name != "links" else None}
@@ -95,6 +96,8 @@ def page(found: dict[str, Any], topology: str) -> str:
     over = "" if found["fits"] else f", {gib['needed'] - gib['usable']:.2f} too many"
     cycles = found["step_cycles"]
     once = f"; once a call {found['once_cycles'] / 1e6:.2f} M more" if found["once_cycles"] else ""
+    once = f"; {found['least_cycles'] / 1e6:.2f} M by the cheapest branches{once}" if (
+        found["least_cycles"] < 0.99 * cycles) else once
     memory = f"{gib['arguments']:.2f} GiB of arguments + {gib['temporaries']:.2f} of temporaries a chip"
     lines = [f"{found['program']}, on {topology} ({mesh})", "",
              f"fits        {'yes' if found['fits'] else 'NO'}: {memory}, {gib['usable']:.2f} usable{over}",

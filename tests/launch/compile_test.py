@@ -83,6 +83,7 @@ ENTRY %main (a: f32[8]) -> f32[] {
 def test_cycles_are_added_over_loops_and_the_dearest_branches():
     program = hlo.Program(TEXT, kernels={"my_kernel.2": 1000.0})
     assert program.cost().cycles == 3 * 100 + 50 + 50 + 1000
+    assert hlo.Program(TEXT, taken=min).cost().cycles == 3 * 100 + 7 + 7
     assert program.cost().loops == ["all"]
     assert program.body_of_unknown_length() == "round"
     assert program.cost().kernels == {"my_kernel.2": 1}
