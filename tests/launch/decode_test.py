@@ -277,7 +277,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_decoding(folder, tmp
 @pytest.mark.parametrize("arguments, message", [
     ([], "--model is missing"),
     (["--model", "nowhere/at all"], "nowhere"),
-    (["--model", "FOLDER", "--decoder", "magic"], "accepted: ['ar_trust', 'autoregressive', "),
+    (["--model", "FOLDER", "--decoder", "magic"], "accepted: ['ar_trust', 'asynclane', "),
     (["--model", "FOLDER", "--decoder", "guided"], "needs --guide PATH"),
     (["--model", "FOLDER", "--guide", "FOLDER"], "takes no guide"),
     (["--model", "FOLDER", "--decoder", "guided", "--guide", "FOLDER"], "is it the guide?"),

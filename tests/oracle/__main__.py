@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     found = list(recognise.case_folders(options.folder))
     # many cases first: what takes longest should not run alone at the end
-    size = lambda folder: -sum(file.stat().st_size for file in folder.glob("cases.json"))
+    size = lambda folder: -sum(file.stat().st_size for file in folder.glob("*.json"))
     known = sorted((f for f in found if recognise.runner(f)), key=size)
     if not found:
         print(f"no case folders (cases.json or *.npz) below {options.folder}", file=sys.stderr)

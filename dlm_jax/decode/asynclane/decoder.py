@@ -48,7 +48,8 @@ class AsyncLane(Decoder):
     """Lanes that refine beside one that advances; training-free, over any model that denoises from masks.
 
     Attributes:
-      boundary: where a lane may be split; a name of `BOUNDARIES` waits for a tokenizer, see `reading`.
+      boundary: where a lane may be split; a name of `BOUNDARIES` waits for a tokenizer, see `reading`. `Boundary()`, of
+        no ids, splits nowhere.
       block_size: B, tokens of a lane.
       steps: S, forwards that a lane may take; 0 is one a token of a block.
       commit: which drafts of a lane stay; a rule that plans steps plans those of each lane. A threshold may be 0, which
@@ -74,7 +75,7 @@ class AsyncLane(Decoder):
     """
 
     needs = Needs(bidirectional=True, mask=True, masked_canvas=True)
-    boundary: Boundary | str = static(Boundary())
+    boundary: Boundary | str = static("math")
     block_size: int = whole(32, least=1)
     steps: int = whole(0)
     commit: CommitRule = Threshold()
@@ -121,6 +122,11 @@ class AsyncLane(Decoder):
     def _guided(self) -> bool:
         return isinstance(self.commit, guide.GuideAgrees)
 
+    @property
+    def _sets(self) -> Boundary:
+        """The boundary's ids; block-wise decoding needs none."""
+        return self.boundary if isinstance(self.boundary, Boundary) else Boundary()
+
     def reading(self, tokenizer: Any) -> AsyncLane:
         """See `Decoder.reading`: a boundary's name becomes sets of ids."""
         return self if isinstance(self.boundary, Boundary) else self.replace(
@@ -130,21 +136,21 @@ class AsyncLane(Decoder):
         """See `Decoder.fitted`: sets become tables over the model's vocabulary, and shapes are chosen."""
         if self.rooms is not None:
             return self
-        forks = self.boundary.forks and self.mode in ("asynclane", "coupled")
+        forks = self._sets.forks and self.mode in ("asynclane", "coupled")
         return self.replace(
-            boundary=Boundary(), ends=(), classes=boundaries.classes(self.boundary, config.vocab_size, self.ends),
+            boundary=Boundary(), ends=(), classes=boundaries.classes(self._sets, config.vocab_size, self.ends),
             rooms=Rooms.of(self.block_size, self.lookahead, self.lane_capacity if forks else 1))
 
     def check_model(self, config: Any) -> None:
         """See `Decoder.check_model`."""
         super().check_model(config)
-        if not isinstance(self.boundary, Boundary):
+        if not isinstance(self.boundary, Boundary) and self.mode != "blockwise":
             raise ValueError(f"boundary = {self.boundary!r} is the name of a rule, whose ids only a tokenizer knows: "
                              f"decoder.reading(tokenizer), or boundary={BOUNDARIES[self.boundary].__name__}(tokenizer)")
         if self._guided and not hasattr(config, "guide"):
             raise ValueError(f"commit = {self.commit!r} needs a guide beside the drafter: model, params = "
                              "dlm_jax.decode.join(model, params, guide_model, guide_params, vocabulary_map)")
-        self.boundary.check(config.vocab_size)
+        self._sets.check(config.vocab_size)
         for token in self.ends:
             parts.check_number("ends", token, 0, config.vocab_size - 1, kind=int)
             if token == config.mask_token_id:
@@ -223,9 +229,13 @@ class AsyncLane(Decoder):
         return state.replace(canvas=canvas, done=done)
 
     def _collected(self, request: Request, state: State, canvas: Any, where: Array) -> Any:
-        """Returns the canvas of rows that have ended with their answers alone, CollectDFS of Algorithm 1."""
+        """Returns the canvas of rows that have ended with their answers alone, CollectDFS of Algorithm 1.
+
+        What was written behind an EOS stays on it, as with every decoder; answers are cut there.
+        """
         inside, end = table.emitted(state.lanes, state.filled, state.ends(request, self.classes))
-        drop = where[:, None] & ~(inside | end)
+        behind = jnp.cumsum(end & (state.tokens == request.eos_id), axis=1) > 0
+        drop = where[:, None] & ~(inside | end | behind)
         return canvas.replace(tokens=jnp.where(drop, jnp.maximum(request.mask_id, 0), canvas.tokens),
                               committed_at=jnp.where(drop, -1, canvas.committed_at),
                               origin=jnp.where(drop, NOTHING, canvas.origin))
