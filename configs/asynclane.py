@@ -32,9 +32,9 @@ DECODING: dict[str, Decoding] = {
     "blockwise": _ablation(asynclane.blockwise(block_size=32), 3),
     "coupled": _ablation(asynclane.coupled("math", **_OURS), 3),
     "commit_and_advance": _ablation(asynclane.commit_and_advance("math", **_OURS), 3),
-    "without_lookahead": _ablation(asynclane.without_lookahead("math", **_OURS | {"lookahead": 0}), 5),
-    "without_reuse": _ablation(asynclane.without_reuse("math"), 5),
-    "without_both": _ablation(asynclane.without_both("math"), 5),
+    "without_lookahead": _ablation(asynclane.without_lookahead("math", **_OURS), 5),
+    "without_reuse": _ablation(asynclane.without_reuse("math", **_OURS), 5),
+    "without_both": _ablation(asynclane.without_both("math", **_OURS), 5),
     "punctuation": _ablation(AsyncLane(boundary="punctuation", **_OURS), 6),
     "interval_16": _ablation(AsyncLane(boundary=asynclane.interval_boundary(16), **_OURS), 6),
 }

@@ -114,9 +114,10 @@ def chosen(options: argparse.Namespace) -> tuple[str, Any]:
 
     found = make(options.decoder, options.settings, options.preset)
     name = next(name for name, kind in DECODERS.items() if type(found.decoder) is kind)
-    if found.decoder.needs.guide != (options.guide is not None):
-        raise ValueError("--decoder guided needs --guide PATH, an autoregressive model" if options.guide is None else
-                         f"--guide {options.guide}: --decoder {name} takes no guide; accepted with --decoder guided")
+    if found.decoder.guided != (options.guide is not None):
+        raise ValueError(f"--decoder {name} needs --guide PATH, an autoregressive model" if options.guide is None else
+                         f"--guide {options.guide}: --decoder {name} takes no guide; accepted with --decoder guided, "
+                         "or asynclane and --set 'commit=GuideAgrees()'")
     length = found.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     return name, dataclasses.replace(found, max_new_tokens=length)
 

@@ -86,6 +86,11 @@ class Decoder(Part):
         """Returns (B, G) tokens and a (B, G) bool mask of the latest drafts, which may come to nothing."""
         return state.canvas.tokens, jnp.zeros(state.canvas.tokens.shape, bool)
 
+    @property
+    def guided(self) -> bool:
+        """Whether it asks a guide beside the drafter."""
+        return self.needs.guide
+
     def lanes(self, state: Any) -> Array | None:
         """Returns (B, G) int32 the lane that wrote each token, -1 for none; None for decoders without lanes."""
         del state
@@ -113,7 +118,7 @@ class Decoder(Part):
     def check_model(self, config: Any) -> None:
         """Raises ValueError for a model that the procedure is not made for."""
         name = type(self).__name__
-        if self.needs.guide and not hasattr(config, "guide"):
+        if self.guided and not hasattr(config, "guide"):
             raise ValueError(f"{name} needs a guide beside the drafter: model, params = dlm_jax.decode.join(model, "
                              "params, guide_model, guide_params, vocabulary_map)")
         if config.bidirectional != self.needs.bidirectional:

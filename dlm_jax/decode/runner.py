@@ -120,7 +120,7 @@ class Runner:
         if len(prompts) == 0:
             raise ValueError("no prompts: pass a list of at least one list of token ids")
         prompts, theirs = halves(prompts)
-        if theirs is not None and not self.decoder.needs.guide:
+        if theirs is not None and not self.decoder.guided:
             raise ValueError(f"prompts are pairs, and {type(self.decoder).__name__} asks no guide: pass plain ids")
         for i, prompt in enumerate(prompts):
             check_prompt(f"prompt {i}", prompt, config.vocab_size)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dlm_jax import decode
 from dlm_jax.decode.asynclane import (
     BOUNDARIES, AsyncLane, Boundary, code_boundary, interval_boundary, math_boundary, punctuation_boundary)
 from dlm_jax.decode.asynclane import boundary as boundaries
@@ -136,6 +137,14 @@ def test_events_are_counted_once():
     group = jnp.array([[1, 1, 2, 1], [3, 4, 5, 3]])
     where = jnp.array([[1, 1, 1, 0], [1, 1, 0, 1]], bool)
     assert table.events(group, where).tolist() == [2, 2]
+
+
+def test_ablations_are_what_they_say_whatever_else_is_changed():
+    cache = decode.asynclane.Compact(refresh_interval=4)
+    for made in (decode.asynclane.without_reuse, decode.asynclane.without_both):
+        assert made("math", cache=cache).cache == cache.replace(reuse_refresh_logits=False)
+    for made in (decode.asynclane.without_lookahead, decode.asynclane.without_both):
+        assert made("math", lookahead=16).lookahead == 0
 
 
 def test_rooms_are_buckets():

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from dlm_jax import decode
 from dlm_jax.decode import AsyncLane, MaskedDiffusion, NoCache, Runner, Threshold, TopN, generate, stream
 from dlm_jax.decode.asynclane import Boundary, Compact, diagnose, history, model_calls
 from dlm_jax.decode.executables import EXECUTABLES
+from dlm_jax.decode.masked.commit import CommitRule
 from dlm_jax.decode.runner import python_loop
 from dlm_jax.models import build
 from tests.decode.asynclane_reference import Reference
@@ -132,15 +134,33 @@ def same(one, other):
     np.testing.assert_array_equal(one.committed_at, other.committed_at)
 
 
-@pytest.mark.parametrize("changes", [dict(commit=Threshold(0.3)), dict(commit=TopN(3), temperature=0.8)],
-                         ids=["threshold", "sampled"])
+# a plan's steps are those of a lane; the block-wise sampler has three of them on its 24 entries
+@pytest.mark.parametrize("changes", [dict(commit=Threshold(0.3)), dict(commit=TopN(3), temperature=0.8),
+                                     dict(commit=decode.Quota(steps=4))], ids=["threshold", "sampled", "planned"])
 def test_without_forks_it_is_the_blockwise_sampler(network, changes):
     options = dict(max_new_tokens=LIMITS, eos_id=-1, seed=3)
+    whole = {"commit": decode.Quota(steps=12)} if isinstance(changes["commit"], decode.Quota) else {}
+    options |= {"max_new_tokens": 24} if whole else {}
     lane = generate(*network, prompts(0, 3), decode.asynclane.blockwise(block_size=8, **changes), **options)
     block = generate(*network, prompts(0, 3), MaskedDiffusion(
-        schedule=decode.Blocks(8), stop=decode.Never(), **changes), **options)
+        schedule=decode.Blocks(8), stop=decode.Never(), **changes | whole), **options)
     same(lane, block)
     np.testing.assert_array_equal(lane.ledger.after_prefill(), block.ledger.after_prefill())
+
+
+@struct.dataclass
+class Waits(CommitRule):
+    """Chooses nothing, ever."""
+
+    def choose(self, drafts, clock):
+        return jnp.zeros_like(drafts.eligible)
+
+
+def test_a_rule_that_waits_loses_no_text(dream):
+    out = generate(*dream, prompts(0, 2), LANES.replace(commit=Waits(), mode="blockwise", tau_future=2.0, steps=5),
+                   max_new_tokens=24, eos_id=-1)
+    assert [len(tokens) for tokens in out.tokens] == [24, 24]
+    assert (out.ledger.tallies["iterations"] == 15).all()
 
 
 def test_no_boundary_no_room_and_no_mode_are_one(dream):
@@ -192,6 +212,16 @@ def test_rows_do_not_depend_on_their_neighbours(network):
         alone = generate(*network, [rows[i]], LANES, max_new_tokens=limit)
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
         assert history(alone.record, 0) == history(together.record, i)
+
+
+def test_sampled_rows_do_not_depend_on_their_neighbours(dream):
+    rows, decoder = prompts(2, 5), LANES.replace(sampler=decode.Sampler(temperature=0.9))
+    together = generate(*dream, rows, decoder, max_new_tokens=29, seed=4)
+    runner = Runner(*dream, decoder)
+    request = runner.request([rows[3]], max_new_tokens=29, seed=4, first_row=3)
+    alone = runner.read(runner.run(runner.start(request)), [0])
+    np.testing.assert_array_equal(alone.tokens[0], together.tokens[3])
+    assert together.ledger.tallies["fork_pairs"].sum() > 0
 
 
 def test_one_program_for_all_numbers_of_a_bucket(dream):
@@ -256,6 +286,7 @@ def test_other_cache_policies_serve_lanes(dream, cache):
     assert out.ledger.tallies["fork_pairs"].sum() > 0
     whole = generate(*dream, prompts(1, 3), LANES.replace(cache=NoCache()), max_new_tokens=21)
     assert sum(out.ledger.positions.values()).sum() < sum(whole.ledger.positions.values()).sum()
+    np.testing.assert_array_equal(model_calls(out.ledger), out.ledger.after_prefill() + out.ledger.forwards["prefill"])
 
 
 @pytest.mark.parametrize("make, message", [
@@ -292,6 +323,8 @@ def test_bad_models_and_requests_are_refused(dream, tiny):
         generate(model, params, [[2, MASK]], LANES, max_new_tokens=8)
     with pytest.raises(ValueError, match="the mask must be a token of its own"):
         Runner(model, params, LANES.replace(ends=(MASK,)))
+    with pytest.raises(ValueError, match="plans 48 forwards for a lane, which may take 8: give steps=48"):
+        Runner(model, params, LANES.replace(commit=decode.FirstToken(decode.Quota(steps=48))))
 
 
 # --- with a guide
@@ -338,3 +371,7 @@ def test_a_guide_must_be_there_and_be_asked_what_lanes_keep(dream):
         Runner(*dream, LANES.replace(commit=decode.asynclane.GuideAgrees()))
     with pytest.raises(ValueError, match="asks for all of the drafter's logits"):
         decode.asynclane.GuideAgrees(decode.guided.Sure())
+    for nobody_asks in (lambda rule: LANES.replace(commit=decode.FirstToken(rule)),
+                        lambda rule: MaskedDiffusion(commit=rule)):
+        with pytest.raises(ValueError, match="whose guide AsyncLane alone asks"):
+            nobody_asks(decode.asynclane.GuideAgrees())

@@ -155,8 +155,9 @@ def events_of(seen: list[dict], coupled: bool) -> list[dict]:
         event = {"t": int(now["iteration"]),
                  "lanes": [[i, *pair(by(i, CHOSEN)), *pair(by(i, AHEAD))] for i in evaluated],
                  "then": [step for i in evaluated for step in _then(i, before, now, pair(by(i, FORCED)), coupled)]}
-        refreshed = int(now["positions"][REFRESH] - before["positions"][REFRESH])
-        found.append({**event, **({"refresh": refreshed} if refreshed else {})})
+        if now["forwards"][REFRESH] > before["forwards"][REFRESH]:  # of no token, where nothing is written yet
+            event["refresh"] = int(now["positions"][REFRESH] - before["positions"][REFRESH])
+        found.append(event)
     return found
 
 

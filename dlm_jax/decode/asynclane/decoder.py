@@ -111,7 +111,8 @@ class AsyncLane(Decoder):
         if not self._compact and self.cache.block_causal:
             raise ValueError(f"cache = {self.cache!r} hides later tokens and lanes read ahead: take Compact() or "
                              "another policy")
-        if not (type(self.commit) is Threshold and self.confidence.kind in ("probability", "margin")):
+        free = type(self.commit) is Threshold and self.confidence.kind in ("probability", "margin")
+        if not (free or self.guided):
             self.commit.check(self.confidence)
 
     @property
@@ -119,7 +120,8 @@ class AsyncLane(Decoder):
         return isinstance(self.cache, Compact)
 
     @property
-    def _guided(self) -> bool:
+    def guided(self) -> bool:
+        """See `Decoder.guided`: where its commit rule asks one."""
         return isinstance(self.commit, guide.GuideAgrees)
 
     @property
@@ -136,10 +138,10 @@ class AsyncLane(Decoder):
         """See `Decoder.fitted`: sets become tables over the model's vocabulary, and shapes are chosen."""
         if self.rooms is not None:
             return self
-        forks = self._sets.forks and self.mode in ("asynclane", "coupled")
+        several = self._sets.forks and self.mode == "asynclane"  # coupled ones wait for one another
         return self.replace(
             boundary=Boundary(), ends=(), classes=boundaries.classes(self._sets, config.vocab_size, self.ends),
-            rooms=Rooms.of(self.block_size, self.lookahead, self.lane_capacity if forks else 1))
+            rooms=Rooms.of(self.block_size, self.lookahead, self.lane_capacity if several else 1))
 
     def check_model(self, config: Any) -> None:
         """See `Decoder.check_model`."""
@@ -147,9 +149,10 @@ class AsyncLane(Decoder):
         if not isinstance(self.boundary, Boundary) and self.mode != "blockwise":
             raise ValueError(f"boundary = {self.boundary!r} is the name of a rule, whose ids only a tokenizer knows: "
                              f"decoder.reading(tokenizer), or boundary={BOUNDARIES[self.boundary].__name__}(tokenizer)")
-        if self._guided and not hasattr(config, "guide"):
-            raise ValueError(f"commit = {self.commit!r} needs a guide beside the drafter: model, params = "
-                             "dlm_jax.decode.join(model, params, guide_model, guide_params, vocabulary_map)")
+        planned, budget = _planned(self.commit), self.steps or self.block_size
+        if planned > budget:
+            raise ValueError(f"commit = {self.commit!r} plans {planned} forwards for a lane, which may take {budget}: "
+                             f"give steps={planned}, or plan no more than {budget}")
         self._sets.check(config.vocab_size)
         for token in self.ends:
             parts.check_number("ends", token, 0, config.vocab_size - 1, kind=int)
@@ -168,7 +171,7 @@ class AsyncLane(Decoder):
         keeps = self._compact or self.cache.keeps
         cache = score.init_cache(request.batch, request.entries) if keeps else None
         state = start(request, self.block_size, cache)
-        return guide.started(score, request, state) if self._guided else state
+        return guide.started(score, request, state) if self.guided else state
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `Decoder.step`: one iteration of Algorithm 1."""
@@ -182,14 +185,14 @@ class AsyncLane(Decoder):
             widths = self._shared_widths(request, score.shift, rooms)
             reading, state = forward.read_shared(score, request, state, seats, view, self.cache, rooms, widths)
         verdict = transfer.judge(score, request, state, seats, view, reading, self._rules, rooms, self.classes)
-        if self._guided:
+        if self.guided:
             verdict, state = guide.extended(score, request, state, seats, view, verdict, self.commit, rooms)
         state = advance.age(transfer.write(state, seats, view, verdict, rooms), seats)
         return self._advanced(request, state, seats, self._forced(state, view, verdict))
 
     @property
     def _rules(self) -> transfer.Rules:
-        return transfer.Rules(self.commit, self.confidence, self.sampler, self.tau_future,
+        return transfer.Rules(self.commit, self.confidence, self.sampler, advance.budget(self._plan), self.tau_future,
                               self.mode == "commit_and_advance")
 
     @property
@@ -251,3 +254,10 @@ class AsyncLane(Decoder):
     def record(self, state: State) -> dict[str, Array]:
         """See `Decoder.record`: the lane table, (B, M) each, and the (B,) iterations; `diagnostics` reads it."""
         return {**vars(state.lanes), "iterations": state.iteration}
+
+
+def _planned(rule: CommitRule) -> int:
+    """Returns the forwards that a commit rule plans, those of the rule it stands around; 0 for none."""
+    while hasattr(rule, "rule"):
+        rule = rule.rule
+    return getattr(rule, "steps", 0)

@@ -106,7 +106,8 @@ def model_calls(ledger: Ledger) -> np.ndarray:
     """Returns (B,) model calls by Eq. 13, those of grouped execution; the ledger's own forwards are the executed ones.
 
     Args:
-      ledger: of an AsyncLane generation with its own cache, or with none.
+      ledger: of an AsyncLane generation. Lanes that share a window are one group, and a pass over all that a shared
+        cache keeps is a refresh whose logits are used.
     """
     of = ledger.tallies
     return ledger.forwards["prefill"] + of["groups"] + ledger.forwards["refresh"] - of["reuse"]

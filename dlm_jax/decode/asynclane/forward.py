@@ -193,5 +193,6 @@ def read_shared(score: Scorer, request: Request, state: State, seats: Seats, vie
     kind = jnp.where(whole & policy.keeps, REFRESH, DENOISE)
     counts = state.counts.add(kind, stop - start, live)
     state = state.replace(cache=cache, counts=counts, age=jnp.where(whole, 1, state.age + 1),
-                          due=jnp.zeros_like(due)).tally(groups=live)
+                          due=jnp.zeros_like(due)).tally(
+                              groups=live, reuse=live & whole & policy.keeps)
     return Reading(hidden, view.wanted & (view.number - shift < stop[:, None])), state

@@ -24,6 +24,7 @@ from dlm_jax.decode.guided.acceptance import Acceptance, Exact, Proposal, Relaxe
 from dlm_jax.decode.guided.model import GuidedScorer
 from dlm_jax.decode.ledger import GUIDE
 from dlm_jax.decode.masked.commit import CommitRule
+from dlm_jax.decode.masked.confidence import Confidence
 from dlm_jax.decode.masked.drafts import Clock, Drafts
 from dlm_jax.decode.parts import Part
 from dlm_jax.decode.queries import Queries, ask, prefill
@@ -45,6 +46,11 @@ class GuideAgrees(Part, CommitRule):
         if isinstance(self.accept, Relaxed | Sure):
             raise ValueError(f"accept = {self.accept!r} asks for all of the drafter's logits, which lanes do not keep: "
                              "take Exact(), TopK() or Relative()")
+
+    def check(self, confidence: Confidence) -> None:
+        """Raises ValueError: where another rule or decoder holds it, nobody asks the guide."""
+        raise ValueError(f"commit holds {self!r}, whose guide AsyncLane alone asks, and only of its own rule: give "
+                         "AsyncLane(commit=GuideAgrees()), or decode with Guided()")
 
     def choose(self, drafts: Drafts, clock: Clock) -> Array:
         """See `CommitRule.choose`: the first draft; `extended` adds what the guide agrees with."""

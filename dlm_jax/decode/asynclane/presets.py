@@ -28,14 +28,15 @@ def commit_and_advance(boundary: Boundary | str, **changes: Any) -> AsyncLane:
 
 def without_lookahead(boundary: Boundary | str, **changes: Any) -> AsyncLane:
     """Returns AsyncLane of Table 5 that reads and drafts nothing ahead."""
-    return AsyncLane(**{"boundary": boundary, "lookahead": 0, **changes})
+    return AsyncLane(**{"boundary": boundary, **changes, "lookahead": 0})
 
 
 def without_reuse(boundary: Boundary | str, **changes: Any) -> AsyncLane:
     """Returns AsyncLane of Table 5 whose refreshes are for the cache alone."""
-    return AsyncLane(**{"boundary": boundary, "cache": Compact(reuse_refresh_logits=False), **changes})
+    cache = changes.pop("cache", Compact()).replace(reuse_refresh_logits=False)
+    return AsyncLane(**{"boundary": boundary, "cache": cache, **changes})
 
 
 def without_both(boundary: Boundary | str, **changes: Any) -> AsyncLane:
     """Returns AsyncLane of Table 5 without lookahead and without reuse."""
-    return without_reuse(boundary, **{"lookahead": 0, **changes})
+    return without_reuse(boundary, **{**changes, "lookahead": 0})

@@ -35,6 +35,7 @@ class Rules:
 
     Attributes:
       commit, confidence, sampler: see `AsyncLane`.
+      budget: () int32 forwards that a lane may take.
       future: () float32 threshold of drafts ahead.
       forces: whether the tokens that a fork would commit at once are drawn, static.
     """
@@ -42,6 +43,7 @@ class Rules:
     commit: CommitRule
     confidence: Confidence
     sampler: Sampler
+    budget: Any
     future: Any
     forces: bool = struct.field(pytree_node=False)
 
@@ -117,7 +119,10 @@ def _judged(score, request, state, seats, number, hidden, wanted, rules, rooms, 
                    confidence, confidence)
     flat = lambda x: x.reshape(-1)
     clock = Clock(flat(seats.lane.step), jnp.zeros(B * n, jnp.int32), lanes.count, flat(seats.lane.length), R)
-    chosen = commit.chosen(rules.commit, lanes, clock).reshape(B, n * R)
+    chosen = commit.chosen(rules.commit, lanes, clock)
+    # a lane that ends without a token ends the answer: what a rule has waited for all its life is written with its last
+    idle = (clock.step + 1 >= rules.budget) & ~jnp.any(chosen, axis=1)
+    chosen = (chosen | (idle[:, None] & lanes.eligible)).reshape(B, n * R)
     ahead = slice(n * R, None)
     certain = eligible[:, ahead] & (sure[:, ahead] >= rules.confidence.level(rules.future)) & ~ids[tokens[:, ahead]]
     wished = refines & (jnp.max(jnp.where(ids, raw, -jnp.inf), axis=-1) > jnp.max(unending, axis=-1))
