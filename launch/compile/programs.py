@@ -207,6 +207,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
                          "--decode autoregressive")
     shape = shape_of(options.model, decoder.needs.dual)
     shape = shape.replace(num_layers=options.layers or shape.num_layers)
+    decoder.check_model(shape)
+    decoder = decoder.fitted(shape)
     tensor = math.gcd(len(devices), shape.num_kv_heads)
     mesh = make_mesh(options.mesh, devices, shape, MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor))
     model = dataclasses.replace(build.build(shape), scan=not options.unroll)
