@@ -1,4 +1,4 @@
-"""FlashDLM: the guides' shapes, Table 11, and the prompts of Appendix C.5. Nothing here is trained."""
+"""FlashDLM: the guides' shapes and Table 11. Nothing here is trained; the prompts are `dlm_jax.evals.prompts`'."""
 
 from configs.decoding import Decoding
 from dlm_jax import decode
@@ -33,52 +33,4 @@ DECODING: dict[str, Decoding] = {
                                 source="FlashDLM's released assisted decoding; length of Table 11"),
     "guided_released_relaxed": Decoding(decoder=decode.guided.flash_dlm_released_relaxed(), max_new_tokens=1024,
                                         source="FlashDLM's released topk_relative decoding; length of Table 11"),
-}
-
-# Appendix C.5; {question} stands for what is asked, choices included. MMLU-PRO's is the benchmark's own, of which the
-# paper gives the first lines.
-PROMPTS: dict[str, str] = {
-    "arc": (
-        "You are a careful reasoning assistant. A commonsense sentence is shown with a blank and **four** Answers"
-        " that could fill the blank. Think step by step about which option makes the sentence most sensible, then"
-        " decide.\n\n"
-        "Sentence: {question}\n\n"
-        "What you should do:\n\n"
-        "1. Briefly explain your reasoning.\n"
-        '2. On a **new line**, write exactly: "The final answer is [answer]" where **[answer]** is either '
-        "**Answer1**, **Answer2**, **Answer3**, or **Answer4**. Do **not** output anything after that line."),
-    "gpqa": (
-        "You are a careful reasoning assistant. A question is shown with **four** possible answers. Think step by"
-        " step about which option is correct, then decide.\n\n"
-        "Question: {question}\n\n"
-        "In your response:\n\n"
-        "1. First reason and explain your reasoning briefly before providing the final answer to the question.\n"
-        '2. Then at the end of your explanation, on a **new line**, write exactly: "The final answer is [answer]"'
-        " where **[answer]** is one of **Answer1**, **Answer2**, **Answer3**, or **Answer4**. Do **not** output "
-        "anything after that line."),
-    "gsm8k": (
-        "Given the following problem, reason and give a final answer to the problem.\n\n"
-        "Problem: {question}\n\n"
-        'Your response should end with "The final answer is [answer]" where [answer] is just the final number to '
-        "the problem."),
-    "hellaswag": (
-        "You are a careful reasoning assistant. A commonsense sentence is shown with a blank and **four** Endings"
-        " that could fill the blank. Think step by step about which option makes the sentence most sensible, then"
-        " decide.\n\n"
-        "Sentence: {question}\n\n"
-        "In your response:\n\n"
-        "1. First reason and explain your reasoning briefly before answering this question.\n"
-        '2. Then at the end of your explanation, on a **new line**, write exactly: "The final answer is [answer]"'
-        " where **[answer]** is either **Ending1**, **Ending2**, **Ending3**, or **Ending4**. Do **not** output "
-        "anything after that line."),
-    "piqa": (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the "
-        "request.\n\n"
-        "Instruction: {question}\n\n"
-        'Your response should end with "The final answer is [answer]" where [answer] is the response to the '
-        "problem."),
-    "mmlu_pro": (
-        "The following are multiple choice questions (with answers) about a subject. Think step by step and then "
-        'finish your answer with "the answer is (X)" where X is the correct letter choice.\n\n'
-        "{question}"),
 }

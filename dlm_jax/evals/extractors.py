@@ -10,7 +10,7 @@ r"""Where an answer's final result stands, by name: every form that the models' 
 | `last_number` | the last number | lm-evaluation-harness's `flexible-extract` |
 | `last_choice` | the last letter A to J, or `Answer3`, `Ending2`, ..., that stands alone | MMLU-Pro's last resort |
 | `code` | the program: the fenced block that defines something, else the first, else all | HumanEval, MBPP |
-| `expression` | the last box, else what follows "(final) answer is", as it stands | MATH by its own rule (`expressions`) |
+| `expression` | the last box, else what follows "(final) answer is", as it stands | MATH by its own rule |
 
 Of a phrase's sentence counts the number or choice that it begins with (behind the last "=", where there is one), else
 all of it. `letter`, `last_number` and `last_choice` are guesses: each is asked only where the reference is a number or

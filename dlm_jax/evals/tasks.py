@@ -1,28 +1,17 @@
-"""What a benchmark asks and how an answer is judged."""
+"""What is asked and how an answer is judged: rows with their own answers, or a benchmark's items under a prompt."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dlm_jax.data.sources import Row
-from dlm_jax.evals import extractors
-
-
-class Verdict(NamedTuple):
-    """A judge's word; true where the answer is right.
-
-    Attributes:
-      right: whether it is.
-      by: the extractor that found the answer's final result, None where none did.
-    """
-
-    right: bool
-    by: str | None
-
-    def __bool__(self) -> bool:
-        return self.right
+from dlm_jax.evals import expressions, extractors, programs
+from dlm_jax.evals.benchmarks import Item
+from dlm_jax.evals.prompts import Prompt
+from dlm_jax.evals.sandbox import host
+from dlm_jax.evals.verdicts import Verdict
 
 
 def same_answer(predicted: str | None, expected: str | None) -> bool:
@@ -85,12 +74,29 @@ class Task:
       rows: the questions.
       judge: (answer text, row) -> right or wrong, and what found the result.
       metric: what the judge measures, in words.
+      cut: answer text -> what of it is judged.
+      together: judges all answers at once, (texts, in the rows' order) -> verdicts; None judges one by one.
+      groups: what each row belongs to, where a mean over groups is of interest.
+      about: how it was asked, in plain values for the results.
     """
 
     name: str
     rows: Sequence[Row]
     judge: Callable[[str, Row], Verdict]
     metric: str
+    cut: Callable[[str], str] = str
+    together: Callable[[Sequence[str]], list[Verdict]] | None = None
+    groups: Sequence[str] = ()
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def verdicts(self, texts: Sequence[str]) -> list[Verdict]:
+        """Judges the answers to all rows.
+
+        Args:
+          texts: whole answers, in the rows' order.
+        """
+        texts = [self.cut(text) for text in texts]
+        return self.together(texts) if self.together else [self.judge(*each) for each in zip(texts, self.rows)]
 
 
 def task_of(name: str, rows: Sequence[Row], names: Sequence[str] = extractors.DEFAULT) -> Task:
@@ -111,3 +117,42 @@ def task_of(name: str, rows: Sequence[Row], names: Sequence[str] = extractors.DE
         return Task(name, tuple(rows), same_text, "exact match of the whole answer")
     where = "number after ####" if tuple(names) == ("hash",) else f"result, sought by {', '.join(names)}"
     return Task(name, tuple(rows), judge, f"exact match of the {where}")
+
+
+def benchmark(
+    kind: str, items: Sequence[Item], prompt: tuple[str, Prompt], shots: Sequence[Item] = (), *,
+    extract: Sequence[str] | None = None, limits: host.Limits = host.Limits(), confined: bool = True,
+) -> Task:
+    """Returns a task over a benchmark's items.
+
+    Args:
+      kind: of `benchmarks.KINDS`.
+      items: the questions.
+      prompt: the name in results and the prompt, of `prompts.find`.
+      shots: examples to go before every question.
+      extract: names of the extractors to try; None takes the prompt's.
+      limits: of programs.
+      confined: whether programs run in a sandbox, see `host.examine`.
+
+    Raises:
+      ValueError: an unknown extractor, or programs that cannot be confined here.
+    """
+    (called, asked), names = prompt, tuple(extract or prompt[1].extract)
+    extractors.check(names)
+    rows = tuple(Row(asked.messages(item, shots), item.solution or asked.result(item), asked.result(item) or None)
+                 for item in items)
+    about = {"kind": kind, "prompt": called, "prompt_source": asked.source, "chat": asked.chat,
+             "shots": len(shots), "extract": list(names)}
+    shared = dict(cut=asked.cut, groups=tuple(item.group for item in items), about=about)
+    if items[0].exam is not None:
+        host.check(confined)
+        together = lambda texts: programs.judge(texts, items, names, limits, confined)
+        alone = lambda text, row: programs.judge([text], [items[rows.index(row)]], names, limits, confined)[0]
+        return Task(kind, rows, alone, "pass@1: programs that pass their tests", together=together, **shared)
+    same = expressions.same if kind == "math" else same_answer
+
+    def judge(text: str, row: Row) -> Verdict:
+        found, by = extractors.extract(text, names, row.answer)
+        return Verdict(same(found, row.answer), by)
+
+    return Task(kind, rows, judge, f"exact match of the result, sought by {', '.join(names)}", **shared)
