@@ -12,6 +12,13 @@ Examples:
     python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --decoder refusion --preset refusion:gsm8k \\
         --dtype bfloat16 --out runs/scores/gsm8k
 
+    # a benchmark's own file under its paper's protocol: prompt, examples, extractors, lengths and decoder in one word
+    python -m launch.evaluate --model PATH --data HumanEval.jsonl.gz --protocol refusion-2025:humaneval --out runs/he
+    python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --shots-data gsm8k_train.jsonl \\
+        --protocol asynclane-2026-256:gsm8k --decoder masked --out runs/scores/lane
+    python -m launch.evaluate --model PATH --data mbpp.jsonl --task mbpp --prompt begin_done --shots 3 \\
+        --shots-data mbpp.jsonl --out runs/scores/mbpp
+
     # is Orthrus what it claims to be on these rows? Exit code 1 where it is not
     python -m launch.evaluate --model runs/orthrus/model --data rows.jsonl --decoder orthrus --check-lossless \\
         --out runs/scores/orthrus
@@ -19,8 +26,10 @@ Examples:
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]} of a JSONL, JSON, Parquet, Arrow or CSV
 file, a directory, or the hub (--data openai/gsm8k:main:test). Where every reference has a final result (behind ####,
 boxed, after "the answer is", or all there is) answers are scored by theirs, which --extract says how to find, otherwise
-by their whole text. DIR gets results.json (accuracy, what found how many results, forwards by kind, tokens a forward
-and a second), answers.jsonl (every answer beside its reference) and report.html.
+by their whole text. With --task or --protocol ROWS is a benchmark's own file instead (gsm8k; math; choice: ARC, MMLU,
+MMLU-Pro, GPQA, HellaSwag, PIQA; humaneval; mbpp), JSONL or JSON, .gz or not; programs run in a sandbox, without network
+and without files but their own. DIR gets results.json (accuracy and how sure it is, what found how many results,
+forwards by kind, tokens a forward and a second), answers.jsonl (every answer beside its reference) and report.html.
 `python -m launch.decode --list` prints the decoders and what --set reaches. Exit codes: 0 done, 1 a decoder that
 --check-lossless finds at fault, 2 bad input.
 """
@@ -30,6 +39,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +48,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dlm_jax.evals import extractors
+from dlm_jax.evals import benchmarks, extractors, prompts, protocols
 from launch import cli, decoders
 
+BATCHES = "batches"  # of a run that has not ended
 FILES = ("results.json", "answers.jsonl", "report.html")
 
 
@@ -54,9 +65,19 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--limit", type=int, metavar="N", help="ask the first N questions only")
     p.add_argument("--timed", type=int, default=8, metavar="N",
                    help="questions decoded again, three times and one by one, to time an answer (default: %(default)s)")
-    p.add_argument("--extract", nargs="+", metavar="NAME", default=extractors.DEFAULT,
+    p.add_argument("--task", metavar="KIND", help=f"ROWS is a benchmark's file; of {', '.join(benchmarks.KINDS)}")
+    p.add_argument("--prompt", metavar="NAME", help="how --task puts a question (default: "
+                   + ", ".join(f"{kind} {name}" for kind, name in prompts.DEFAULT.items()) + ")")
+    p.add_argument("--shots", type=int, metavar="N", help="examples before every question of --task (default: 0)")
+    p.add_argument("--shots-data", metavar="ROWS", type=Path, help="the benchmark's file that they come from")
+    p.add_argument("--protocol", metavar="NAME", help="task, prompt, examples, lengths and decoder of a paper, as "
+                   "refusion-2025:gsm8k; a wrong name lists them")
+    p.add_argument("--unconfined", action="store_true",
+                   help="run programs of humaneval and mbpp with limits but no sandbox: they reach network and files")
+    p.add_argument("--extract", nargs="+", metavar="NAME",
                    help=f"where to seek an answer's final result, in order; of {', '.join(extractors.EXTRACTORS)} "
-                   "(default: all but the last two, in this order)")
+                   "(default: the prompt's; without --task all but the last two, in this order)")
+    p.add_argument("--resume", action="store_true", help="go on with the same command, killed, in the same --out DIR")
     p.add_argument("--check-lossless", action="store_true",
                    help="compare every answer with plain autoregressive decoding (--decoder orthrus, ar_trust)")
     return p
@@ -74,24 +95,21 @@ def run(options: argparse.Namespace) -> int:
     Raises:
       ValueError: bad input, named, before the model is read where that can be.
     """
-    from dlm_jax.data import sources
-
+    protocol = follow(options)
     name, chosen = decoders.chosen(options)
-    cli.check_counts(options, "max_new_tokens", "batch_size", "timed", "limit")
+    cli.check_counts(options, "max_new_tokens", "batch_size", "timed", "limit", "shots")
     if options.check_lossless and (name == "autoregressive" or not chosen.decoder.lossless):
         raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus "
                          "and ar_trust")
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ValueError(f"--out {options.out} exists already; give a new directory")
-    extractors.check(options.extract)
-    rows = sources.read_rows(options.data)[:options.limit]
+    check_out(options)
+    task = read(options)
     subject = decoders.load(options)
 
-    from dlm_jax.evals import runner, tasks
+    from dlm_jax.evals import runner
 
-    task = tasks.task_of(options.data.name, rows, options.extract)
-    ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(rows)),
-               encode=subject.encode)
+    raw = not task.about.get("chat", True)
+    ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(task.rows)),
+               encode=lambda messages: subject.encode(messages, raw=raw))
     asked = (chosen.decoder, subject.model, subject.params, subject.tokenizer, task)
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True)) as bar:
@@ -99,12 +117,103 @@ def run(options: argparse.Namespace) -> int:
         claim = runner.losslessness(*asked, **ask) if options.check_lossless else {}
         row, answers = runner.evaluate(
             name, *asked, timed=options.timed, seed=options.seed, **ask,
+            keep=(options.out / BATCHES, f"{options.model} {options.guide} {options.dtype}"),
             progress=lambda done, total: bar.update(shown, description="answering", completed=done, total=total))
     row |= {**claim, "family": name, "label": name, "headline": True}
+    row["asked"] |= {"protocol": options.protocol, "protocol_source": protocol.source} if protocol else {}
     write(options, row, answers, task, chosen)
     if claim:
         cli.log.info(claim["lossless_report"])
     return int(claim.get("divergences", 0) > 0)
+
+
+def check_out(options: argparse.Namespace) -> None:
+    """Raises ValueError for a directory that holds something else than what --resume is to go on with."""
+    out = options.out
+    held = {path.name for path in out.iterdir()} if out.is_dir() else {"a file"} if out.exists() else set()
+    if options.resume and held - {BATCHES}:
+        raise ValueError(f"--resume: --out {out} holds {', '.join(sorted(held - {BATCHES}))}: that run has ended, or "
+                         "is none; give a new directory, without --resume")
+    if held and not options.resume:
+        raise ValueError(f"--out {out} exists already; give a new directory"
+                         + (", or --resume to go on with the killed run in it" if held == {BATCHES} else ""))
+
+
+def follow(options: argparse.Namespace) -> Any:
+    """Fills in what a protocol says, where the command line leaves it open; returns the protocol or None.
+
+    Args:
+      options: from `parser`; changed.
+
+    Raises:
+      ValueError: an unknown protocol, or one beside what it settles.
+    """
+    if options.protocol is None:
+        return None
+    found = protocols.find(options.protocol)
+    for name in ("task", "prompt", "shots", "extract"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} beside --protocol {options.protocol}, which settles it: leave out one of them")
+    options.task, options.prompt, options.shots = found.kind, found.prompt, found.shots or None
+    if options.preset is None and options.decoder is None:
+        if found.preset is None:
+            raise ValueError(f"--protocol {options.protocol} leaves the decoder open: give --decoder or --preset")
+        options.preset = found.preset
+    options.max_new_tokens = options.max_new_tokens or found.max_new_tokens
+    options.chat = [*(f"{name}={value}" for name, value in found.chat.items()), *options.chat]
+    return found
+
+
+def read(options: argparse.Namespace) -> Any:
+    """Returns the `tasks.Task` that a command line asks.
+
+    Args:
+      options: from `parser`, after `follow`.
+
+    Raises:
+      ValueError: rows that cannot be read, or options that do not go together.
+    """
+    from dlm_jax.data import sources
+    from dlm_jax.evals import tasks
+
+    if options.task is None:
+        for name in ("prompt", "shots", "shots_data", "unconfined"):
+            if getattr(options, name):
+                raise ValueError(f"--{name.replace('_', '-')} goes with --task KIND or --protocol NAME; without them "
+                                 "rows are asked as they stand")
+        names = options.extract or extractors.DEFAULT
+        extractors.check(names)
+        return tasks.task_of(options.data.name, sources.read_rows(options.data)[:options.limit], names)
+    items = benchmarks.read(options.data, options.task)
+    prompt, shots = prompts.find(options.prompt, options.task), examples(options)
+    items = [item for item in benchmarks.asked(items, options.task) if item not in shots][:options.limit]
+    if not items:
+        raise ValueError(f"--data {options.data}: every row is an example before the question; give other --shots-data")
+    return tasks.benchmark(options.task, items, prompt, shots, extract=options.extract, confined=not options.unconfined)
+
+
+def examples(options: argparse.Namespace) -> list[Any]:
+    """Returns the examples that go before every question.
+
+    Args:
+      options: from `parser`, after `follow`.
+
+    Raises:
+      ValueError: examples without a file, or a file with too few.
+    """
+    count = options.shots or 0
+    names = protocols.find(options.protocol).shot_names if options.protocol else ()
+    if not count:
+        return []
+    if options.shots_data is None:
+        raise ValueError(f"{count} examples go before every question: give the benchmark's file that they come from, "
+                         "--shots-data ROWS")
+    found = benchmarks.read(options.shots_data, options.task)
+    found = [item for item in found if item.name in names] if names else found[:count]
+    if len(found) < count:
+        raise ValueError(f"--shots-data {options.shots_data} has {len(found)} of the {count} examples"
+                         + (f", those named {', '.join(names)}" if names else ""))
+    return found
 
 
 def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, chosen: Any) -> None:
@@ -140,6 +249,7 @@ def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[An
                             encoding="utf-8")
     results_file.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     report.write(page, results)
+    shutil.rmtree(options.out / BATCHES)
     Console().print(report.table(results["systems"]))
     cli.log.info("%d of %d right by %s; %s holds %s", row["correct"], len(answers), task.metric, options.out,
                  ", ".join(FILES))

@@ -14,6 +14,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from dlm_jax.data.tokenizer import encode_prompt, pieces
 from dlm_jax.decode import api
 from dlm_jax.decode.asynclane import AsyncLane, history
 from dlm_jax.decode.lossless import check_lossless
-from dlm_jax.evals import timeline
+from dlm_jax.evals import intervals, resume, timeline
 from dlm_jax.evals.tasks import Task
 from dlm_jax.types import Params
 
@@ -38,7 +39,7 @@ class Answer:
 
     Attributes:
       question, text, expected: the user's words, the answer, the reference.
-      right, by: the judge's word, and what found the result it judged, see `tasks.Verdict`.
+      right, by: the judge's word, and what found the result it judged, see `verdicts.Verdict`.
       finished: whether it ended by itself within the room it had.
       tokens: committed, the end of sequence included.
       forwards: model forwards that could commit tokens.
@@ -78,6 +79,7 @@ def evaluate(
     timed: int = 32,
     seed: int = 0,
     encode: Callable[[Any], Any] | None = None,
+    keep: tuple[Path, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Answers every question of a task with one decoder.
@@ -95,11 +97,14 @@ def evaluate(
         pass of median time.
       seed: of sampling.
       encode: a question's messages -> what `generate` takes for it; None is `encode_prompt` with the tokenizer.
+      keep: a folder for finished batches, from which a killed run goes on, and what names the model there, see
+        `resume.generate`.
       progress: called with the questions answered so far and their number, those answered again included.
 
     Returns:
       A row of plain values (name, decoder, accuracy, how many answers each extractor found, counts, tokens per
-      forward and per second, seconds) and the answers one by one.
+      forward and per second, seconds) and the answers one by one. Ratios are of sums (micro); "..._macro" is the mean
+      of the groups' or questions' own, "..._interval" the middle 95% of what resampled questions give.
     """
     start, decoder = time.perf_counter(), decoder.reading(tokenizer)
     prompts = list(map(encode or functools.partial(encode_prompt, tokenizer), [r.prompt_messages for r in task.rows]))
@@ -111,32 +116,40 @@ def evaluate(
     alone = prompts[:max(1, timed)]
     total = len(prompts) + PASSES * len(alone)
     told = lambda before: None if progress is None else lambda n: progress(before + n, total)
-    out = generate(prompts, batch_size=batch_size, progress=told(0))
+    whole = generate if keep is None else functools.partial(
+        resume.generate, model, params, folder=keep[0], identity=keep[1], **generate.keywords)
+    out = whole(prompts, batch_size=batch_size, progress=told(0))
     passes = [generate(alone, batch_size=1, progress=told(len(prompts) + i * len(alone))) for i in range(PASSES)]
     single = sorted(passes, key=lambda each: sum(_seconds(each).values()))[PASSES // 2]
     forwards = out.ledger.committing()
-    answers = []
-    for i, row in enumerate(task.rows):
-        text = tokenizer.decode(out.tokens[i], skip_special_tokens=True)
-        right, by = task.judge(text, row)
-        answers.append(Answer(
-            question=row.prompt_messages[-1]["content"], text=text, expected=row.response, right=right, by=by,
-            finished=tokenizer.eos_token_id in out.tokens[i],
-            tokens=int(out.ledger.committed[i]), forwards=int(forwards[i])))
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in out.tokens]
+    answers = [Answer(
+        question=row.prompt_messages[-1]["content"], text=texts[i], expected=row.response, right=right, by=by,
+        finished=tokenizer.eos_token_id in out.tokens[i], tokens=int(out.ledger.committed[i]),
+        forwards=int(forwards[i]))
+        for i, (row, (right, by)) in enumerate(zip(task.rows, task.verdicts(texts)))]
     tokens, steps = int(out.ledger.committed.sum()), int(forwards.sum())
+    rights = [float(answer.right) for answer in answers]
     right = sum(answer.right for answer in answers)
+    each = [answer.tokens for answer in answers], [answer.forwards for answer in answers]
+    groups = intervals.by_group(rights, task.groups) if len(set(task.groups)) > 1 else {}
     return {
         "name": name,
         "decoder": describe(decoder),
         "task": task.name,
         "metric": task.metric,
+        "asked": dict(task.about),
         "accuracy": right / len(answers),
+        "accuracy_interval": intervals.bootstrap(rights),
+        **({"accuracy_by_group": groups, "accuracy_macro": float(np.mean(list(groups.values())))} if groups else {}),
         "correct": right,
         "extracted": dict(collections.Counter(answer.by or "nothing" for answer in answers)),
         "questions": len(answers),
         "unfinished": sum(not answer.finished for answer in answers),
         "tokens": tokens,
         "tokens_per_forward": _ratio(tokens, steps),
+        "tokens_per_forward_interval": intervals.bootstrap(*each),
+        "tokens_per_forward_macro": intervals.macro(*each),
         "forwards_per_token": _ratio(steps, tokens),
         "tokens_per_verification": _per_verification(out),
         "forwards": _totals(out.ledger.forwards),
@@ -145,7 +158,7 @@ def evaluate(
         "tokens_per_second": _speed(single),
         "tokens_per_second_batched": _speed(out),
         "seconds": {"single": _seconds(single), "batched": _seconds(out),
-                    "compile": sum(each.seconds["compile"] for each in (*warm, out, *passes))},
+                    "compile": sum(made.seconds["compile"] for made in (*warm, out, *passes))},
         "timed": len(single.tokens),
         "batch_size": batch_size,
         "wall_seconds": time.perf_counter() - start,

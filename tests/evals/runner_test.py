@@ -12,7 +12,7 @@ from dlm_jax.data import tokenizer as tok
 from dlm_jax.data import word_problems
 from dlm_jax.data.sources import parse_row
 from dlm_jax.decode import api
-from dlm_jax.evals import runner, tasks
+from dlm_jax.evals import resume, runner, tasks
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 
@@ -112,3 +112,36 @@ def test_a_replay_joins_the_bytes_of_a_character():
     assert runner._texts(TOKENIZER, [*ids, 1]) == ["a", "◌", "◌", "☃", ""]
     event = api.Event(1, "denoise", 0, [0, 1, 2, 3, 7], [*ids, ids[0]], False, ["drafted"] * 5)
     assert runner._draft_texts(TOKENIZER, event) == ["a", "◌", "◌", "☃", "a"]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(model_and_params, tmp_path, monkeypatch):
+    model, params = model_and_params
+    drawn = decode.Autoregressive(sampler=decode.Sampler(temperature=1.0))  # numbers of rows matter
+    ask = dict(max_new_tokens=8, batch_size=2, timed=1, seed=3)
+    asked = ("ar", drawn, model, params, TOKENIZER, TASK)
+    whole, answers = runner.evaluate(*asked, **ask)
+
+    def die(done, total):
+        if done == 2:
+            raise Killed
+
+    keep = tmp_path / "batches", "model"
+    with pytest.raises(Killed):
+        runner.evaluate(*asked, **ask, keep=keep, progress=die)
+    assert [path.name for path in keep[0].iterdir()] == ["00000000.npz"]
+    (keep[0] / "00000002.part").write_bytes(b"half")  # a kill while writing
+    run = []
+    monkeypatch.setattr(resume, "_timed", lambda *asked, do=resume._timed: run.append(asked) or do(*asked))
+    row, again = runner.evaluate(*asked, **ask, keep=keep)
+    assert len(run) == 1 and again == answers
+    for name in ("accuracy", "accuracy_interval", "forwards", "positions", "tokens", "tokens_per_forward"):
+        assert row[name] == whole[name], name
+    assert row["tokens_per_second_batched"] > 0
+    with pytest.raises(ValueError, match="of another model, decoder, length, batch size, seed or other prompts"):
+        runner.evaluate(*asked, **{**ask, "seed": 4}, keep=keep)
+    with pytest.raises(ValueError, match="of another model"):
+        runner.evaluate(*asked, **ask, keep=(keep[0], "another"))
