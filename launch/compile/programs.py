@@ -25,6 +25,7 @@ from dlm_jax.train import sharding, step
 from dlm_jax.train.config import MeshConfig
 from launch import decoders
 from launch.compile import work
+from pallas_kernels import use_backend
 
 DOCUMENTS = 4  # of a packed row
 
@@ -220,7 +221,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     if len(devices) == 1:
         state = _whole(jax.eval_shape(begin, *arguments), mesh)
     else:
-        lowered = begin.lower(*arguments)
+        with use_backend("xla"):  # a kernel is not split over devices: with several, a prefill takes plain forms
+            lowered = begin.lower(*arguments)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                              lowered.out_info, lowered.compile().output_shardings)
     one_step = jax.make_jaxpr(lambda *given: executables.step(model, *given))(*arguments, state)
