@@ -15,7 +15,7 @@ Examples:
     # a benchmark's own file under its paper's protocol: prompt, examples, extractors, lengths and decoder in one word
     python -m launch.evaluate --model PATH --data HumanEval.jsonl.gz --protocol refusion-2025:humaneval --out runs/he
     python -m launch.evaluate --model PATH --data gsm8k_test.jsonl --shots-data gsm8k_train.jsonl \\
-        --protocol asynclane-2026-256:gsm8k --decoder masked --out runs/scores/lane
+        --protocol asynclane-2026-256:gsm8k --out runs/scores/lane
     python -m launch.evaluate --model PATH --data mbpp.jsonl --task mbpp --prompt begin_done --shots 3 \\
         --shots-data mbpp.jsonl --out runs/scores/mbpp
 
@@ -156,8 +156,6 @@ def follow(options: argparse.Namespace) -> Any:
             raise ValueError(f"--{name} beside --protocol {options.protocol}, which settles it: leave out one of them")
     options.task, options.prompt, options.shots = found.kind, found.prompt, found.shots or None
     if options.preset is None and options.decoder is None:
-        if found.preset is None:
-            raise ValueError(f"--protocol {options.protocol} leaves the decoder open: give --decoder or --preset")
         options.preset = found.preset
     options.max_new_tokens = options.max_new_tokens or found.max_new_tokens
     options.chat = [*(f"{name}={value}" for name, value in found.chat.items()), *options.chat]

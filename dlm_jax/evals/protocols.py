@@ -17,7 +17,7 @@ class Protocol:
       prompt: of `prompts.PROMPTS`.
       shots: examples before every question.
       shot_names: the examples that it must be, by their names in the benchmark; empty for the first of --shots-data.
-      preset: decoder settings, of `configs`; None leaves the decoder to the caller.
+      preset: decoder settings, of `configs`.
       max_new_tokens: room for an answer; None takes the preset's.
       chat: arguments of the chat template.
       source: where the paper says so, and what of it is ours.
@@ -27,13 +27,12 @@ class Protocol:
     prompt: str
     shots: int = 0
     shot_names: tuple[str, ...] = ()
-    preset: str | None = None
+    preset: str
     max_new_tokens: int | None = None
     chat: Mapping[str, str] = dataclasses.field(default_factory=dict)
     source: str
 
 
-_MBPP_SHOTS = {"shots": 3, "shot_names": ("2", "3", "4")}  # lm-evaluation-harness's three
 _CHAT = {  # kind and prompt of a benchmark where a paper names none
     "mmlu": ("choice", "letter"), "mmlu_pro": ("choice", "letter"), "arc_c": ("choice", "letter"),
     "gpqa": ("choice", "letter"), "gsm8k": ("gsm8k", "boxed"), "math": ("math", "math_boxed"),
@@ -51,13 +50,20 @@ _FLASH = {  # prompt, and where the paper has the numbers
     "arc_c": ("arc", "Table 3"), "arc_e": ("arc", "Table 3"), "gpqa": ("gpqa", "Table 3"),
     "mmlu_pro": ("mmlu_pro", "Table 3"), "hellaswag": ("hellaswag", "Table 8: 5 examples"),
     "piqa": ("piqa", "Table 3; how it gives the choices, it does not say")}
-_LANE = {  # the prompts are lm-evaluation-harness's, whose names and numbers of examples the paper uses
-    "gsm8k_cot": Protocol(kind="gsm8k", prompt="chain_of_thought", source="AsyncLane, Table 1: no examples"),
-    "gsm8k": Protocol(kind="gsm8k", prompt="question_answer", shots=5, source="AsyncLane, Table 1: 5 examples"),
-    "math": Protocol(kind="math", prompt="problem_solution", shots=4, source="AsyncLane, Table 1: 4 examples"),
-    "mbpp": Protocol(kind="mbpp", prompt="begin_done", **_MBPP_SHOTS, source="AsyncLane, Table 1: 3 examples"),
-    "humaneval": Protocol(kind="humaneval", prompt="continue", source="AsyncLane, Table 1: no examples"),
-}
+_LANE = {  # prompt, examples; the prompts are lm-evaluation-harness's, whose names of tasks the paper uses
+    "gsm8k_cot": ("gsm8k", "chain_of_thought", 0), "gsm8k": ("gsm8k", "question_answer", 5),
+    "math": ("math", "problem_solution", 4), "mbpp": ("mbpp", "begin_done", 3),
+    "humaneval": ("humaneval", "continue", 0)}
+
+
+def _lane(length: int) -> dict[str, Protocol]:
+    named = {"mbpp": ("2", "3", "4")}  # lm-evaluation-harness's three
+    return {name: Protocol(kind=kind, prompt=prompt, shots=shots, shot_names=named.get(name, ()),
+                           preset=f"asynclane:{name}", max_new_tokens=length,
+                           source="AsyncLane, Sec. 4.1 and Table 1; the prompt is lm-evaluation-harness's")
+            for name, (kind, prompt, shots) in _LANE.items()}
+
+
 _PAPERS: dict[str, dict[str, Protocol]] = {
     "refusion-2025": _plain(_REFUSION, "ReFusion, Tables 1 and 7: no examples", "refusion:*"),
     "refusion-2025-released": _plain(_REFUSION, "ReFusion's released eval.sh: no examples", "refusion:released_*"),
@@ -69,8 +75,7 @@ _PAPERS: dict[str, dict[str, Protocol]] = {
                           source="FlashDLM, Sec. 4.2, Table 11 and C.5: 8 examples, those of Wei et al. 2022")},
     "orthrus-2026": _plain("gsm8k math humaneval mbpp", "Orthrus, Sec. 4.1: greedy, no examples", "orthrus:greedy",
                            chat={"enable_thinking": "false"}),
-    **{f"asynclane-2026-{length}": {name: dataclasses.replace(entry, max_new_tokens=length)
-                                    for name, entry in _LANE.items()} for length in (256, 512, 1024)},
+    **{f"asynclane-2026-{length}": _lane(length) for length in (256, 512, 1024)},
     "flare-2026-ar-trust": _plain(_FLARE, "FLARE, Tables 1 and 2 and D.1", "flare:ar_trust"),
     "flare-2026-diffusion-trust": _plain(_FLARE, "FLARE, Tables 1 and 2 and D.1", "flare:diffusion_trust"),
 }

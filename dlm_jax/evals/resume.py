@@ -82,6 +82,7 @@ def _write(path: Path, made: Generation, digest: str) -> None:
             **{name: getattr(made, name) for name in _ARRAYS},
             **{f"{name}_{kind}": getattr(made.ledger, name)[kind] for name in _BY_KIND for kind in KINDS},
             committed=made.ledger.committed, yielding=made.ledger.yielding,
+            **{f"record_{name}": value for name, value in made.record.items()},
             **{f"seconds_{name}": value for name, value in made.seconds.items()})
     half.replace(path)  # whole or not at all
 
@@ -96,4 +97,5 @@ def _read(path: Path, digest: str) -> Generation:
     ledger = Ledger(*map(by_kind, _BY_KIND), held["committed"], held["yielding"])
     return Generation(
         np.split(held["tokens"], np.cumsum(held["lengths"])[:-1]), *(held[name] for name in _ARRAYS), ledger,
-        {name: float(held[f"seconds_{name}"]) for name in ("prefill", "decode", "compile")})
+        {name: float(held[f"seconds_{name}"]) for name in ("prefill", "decode", "compile")},
+        {name.removeprefix("record_"): value for name, value in held.items() if name.startswith("record_")})

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from configs import asynclane
 from dlm_jax.evals import benchmarks, extractors, prompts, protocols
 from dlm_jax.evals.benchmarks import Item
 from launch import decoders
@@ -88,10 +89,7 @@ def test_every_protocol_holds_together(name):
     found = protocols.find(name)
     prompts.find(found.prompt, found.kind)
     assert found.source and len(found.shot_names) in (0, found.shots)
-    if found.preset is None:
-        assert found.max_new_tokens and name.startswith("asynclane")
-    else:
-        assert found.preset in decoders.presets()
+    assert found.preset in decoders.presets()
 
 
 def test_protocols_say_what_the_papers_say():
@@ -101,7 +99,8 @@ def test_protocols_say_what_the_papers_say():
     assert find("flashdlm-2025:gsm8k").shots == 8 and find("flashdlm-2025:hellaswag").shots == 5
     assert decoders.presets()["flashdlm:guided"].max_new_tokens == 1024
     lane = {name: find(f"asynclane-2026-512:{name}") for name in ("gsm8k_cot", "gsm8k", "math", "mbpp", "humaneval")}
-    assert [each.shots for each in lane.values()] == [0, 5, 4, 3, 0] and lane["mbpp"].shot_names == ("2", "3", "4")
+    assert {name: each.shots for name, each in lane.items()} == asynclane.SHOTS
+    assert lane["mbpp"].shot_names == ("2", "3", "4")
     assert {each.max_new_tokens for each in lane.values()} == {512}
 
 
