@@ -150,4 +150,5 @@ def test_ablations_are_what_they_say_whatever_else_is_changed():
 def test_rooms_are_buckets():
     assert Rooms.of(32, 32, 8) == Rooms(32, 32, 8) and Rooms.of(9, 0, 3) == Rooms(12, 0, 4)
     assert Rooms.of(64, 5, 1).within(16) == Rooms(16, 8, 1)
-    assert Rooms(8, 8, 8).counts == (1, 2, 8) and Rooms(8, 8, 1).counts == (1,) and Rooms(8, 8, 2).counts == (1, 2)
+    assert Rooms(8, 8, 8).counts == (1, 2, 4, 8) and Rooms(8, 8, 6).counts == (1, 2, 4, 6)
+    assert Rooms(8, 8, 1).counts == (1,) and Rooms(8, 8, 2).counts == (1, 2)

@@ -51,8 +51,8 @@ class Rooms:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Numbers of seats that have a program of their own, ascending; few rows ever have more than two lanes."""
-        return tuple(sorted({1, min(2, self.lanes), self.lanes}))
+        """Numbers of seats that have a program of their own, ascending."""
+        return tuple(sorted({self.lanes, *(1 << i for i in range(self.lanes.bit_length()))}))
 
 
 @struct.dataclass
