@@ -45,7 +45,8 @@ DEFAULTS = dict(
     eos_frontier="stop", refine_lookahead=True, reuse_prefill=False)
 META = {"vocab": VOCAB, "profiles": PROFILES, "rules": RULES}
 FACTS = dict(asynclane={}, coupled=dict(mode="coupled"), commit_and_advance=dict(mode="commit_and_advance"),
-             blockwise=dict(mode="blockwise"), shared=dict(cache="none"), shifted={}, top_n=dict(commit="top_n", top_n=2),
+             blockwise=dict(mode="blockwise"), shared=dict(cache="none"), shifted={},
+             top_n=dict(commit="top_n", top_n=2),
              options=dict(prefix_state="live", continuation_length="remainder", eos_frontier="spawn",
                           refine_lookahead=False, reuse_prefill=True))
 SETTINGS = dict(asynclane=28, coupled=3, commit_and_advance=4, blockwise=1, shared=3, shifted=4, options=4,
