@@ -11,6 +11,7 @@ import dlm_jax
 from dlm_jax.data import sources, word_problems
 from dlm_jax.data import tokenizer as tokenizers
 from dlm_jax.decode import lossless
+from dlm_jax.decode import runner as doubts
 from dlm_jax.evals import report, runner
 from dlm_jax.evals.sandbox import host
 from dlm_jax.models import build
@@ -86,6 +87,7 @@ def test_the_lossless_claim_is_checked_and_kept(dual, data, tmp_path, caplog, mo
             return dataclasses.replace(found, differences=(wrong,))
 
         monkeypatch.setattr(runner, "check_lossless", check)
+    doubts._warn.cache_clear()  # said once a process, and other tests are of this one
     out = tmp_path / "found"
     assert evaluate.main(["--model", str(dual), "--data", str(data), "--out", str(out), "--decoder", name,
                           "--set", setting, "--max-new-tokens", "8", "--timed", "1", "--check-lossless"]) == int(fault)
