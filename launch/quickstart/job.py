@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dlm_jax.evals import report, tasks
 from launch import cli
-from launch.quickstart import kept, rows, stages, summary, systems, transfer
+from launch.quickstart import kept, lanes, rows, stages, summary, systems, transfer
 from launch.quickstart.plan import Budget, Plan
 
 _HELP = """\
@@ -28,13 +28,14 @@ examples:
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
   python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
   python -m launch.quickstart --study transfer    one hybrid seed, and what each ingredient of FLARE makes of it
+  python -m launch.quickstart --study lanes       a masked model for long canvases, which AsyncLane is measured on
 
 Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]}, one JSON object a line. Where all
 answers end in "#### x" they are scored by x, otherwise by their whole text. The same command again continues
 where the last one stopped.
 """
 
-PLANS = {"systems": systems.PLAN, "transfer": transfer.PLAN}
+PLANS = {"systems": systems.PLAN, "transfer": transfer.PLAN, "lanes": lanes.PLAN}
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
@@ -87,7 +88,7 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget, plan: Plan) -> 
 
     models, trained = {}, {}
     for training in plan.trainings:
-        head(f"train {training.title}: {budget.steps[training.name]} steps of rows of {length} tokens")
+        head(f"train {training.title}: {budget.steps[training.name]} steps of rows of {training.length or length} tokens")
         models[training.name], trained[training.name] = stages.train(training, job, train_rows)
 
     head(f"answer {len(test_rows)} questions with {len(plan.systems)} systems, up to {room} tokens each")

@@ -43,6 +43,7 @@ class Training:
       body, logit_shift: of the model it trains, made from the one it starts from (see `stages.adapted`).
       objective: what it minimises.
       learning_rate: its peak.
+      length: tokens of its rows; None as many as the rows of the run take.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Training:
     logit_shift: int | None = None
     objective: Any
     learning_rate: float = 3e-3
+    length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

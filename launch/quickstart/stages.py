@@ -110,6 +110,7 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
       Stopped: by a signal.
     """
     weights, steps = weights_of(job.out, training.name), job.budget.steps[training.name]
+    length = training.length or job.length
 
     def run() -> dict[str, Any]:
         begin = time.perf_counter()
@@ -119,10 +120,10 @@ def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, An
         else:
             model, params = adapted(
                 *dlm_jax.load(weights_of(job.out, training.start)), training.body, training.logit_shift)
-        model = settled(model, training.objective, job.length)
+        model = settled(model, training.objective, length)
         devices = jax.device_count()
-        batch_size = max(1, job.budget.batch_tokens // job.length // devices) * devices
-        pipeline = Pipeline(rows, job.tokenizer, batch_size=batch_size, length=job.length, seed=job.seed)
+        batch_size = max(1, job.budget.batch_tokens // length // devices) * devices
+        pipeline = Pipeline(rows, job.tokenizer, batch_size=batch_size, length=length, seed=job.seed)
         result = fit(
             model, params, pipeline,
             TrainConfig(objective=training.objective, steps=steps, batch_size=batch_size,

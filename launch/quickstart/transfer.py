@@ -16,11 +16,16 @@ from launch.quickstart.systems import MASK_ID
 BODY, BLOCK, RATE = "qwen3_5_text", 4, 1e-3  # of every training after the seed
 TITLES = {
     "ar_sft": "AR-SFT", "causal_context": "causal context", "ntp_loss": "+ NTP loss", "flare": "FLARE",
-    "am_causal": "AM-Causal", "am_bidir": "AM-Bidir"}
+    "am_causal": "AM-Causal", "am_bidir": "AM-Bidir", "masked_fillers": "FLARE, fillers masked",
+    "longer": "the same, five times the steps"}
+# what fills a last block is masked when decoding; trained so, too, noisy rows are not told where the answer ends
+MASKED = flare.variant("flare", mask_id=MASK_ID, block_size=BLOCK, filler="masked")
+OBJECTIVES = {name: flare.variant(name, mask_id=MASK_ID, block_size=BLOCK) for name in flare.VARIANTS} | {
+    "masked_fillers": MASKED, "longer": MASKED}
 TRAININGS = (
     Training(name="seed", title="AR seed", family="AR", start=None, body=BODY, objective=Autoregressive()),
-    *(Training(name=name, title=title, family=title, body=BODY, learning_rate=RATE,
-               objective=flare.variant(name, mask_id=MASK_ID, block_size=BLOCK)) for name, title in TITLES.items()))
+    *(Training(name=name, title=title, family=title, body=BODY, learning_rate=RATE, objective=OBJECTIVES[name])
+      for name, title in TITLES.items()))
 
 
 def _answers(training: str, how: str, decoder: decode.Decoder, **facts) -> System:
@@ -44,6 +49,7 @@ SYSTEMS = (
     _answers("seed", "AR", decode.Autoregressive(), headline=True),
     _answers("ar_sft", "AR", decode.Autoregressive(), headline=True),
     *_unshifted("causal_context"), *_unshifted("ntp_loss"),
-    *_both("flare"), *_both("am_causal"), *_both("am_bidir"))
+    *_both("flare"), *_both("am_causal"), *_both("am_bidir"), *_both("masked_fillers"),
+    *_both("longer"))
 PLAN = Plan(title="dlm_jax: what each ingredient of FLARE does to a seed", trainings=TRAININGS, systems=SYSTEMS,
-            budgets=budgets({"seed": 600} | dict.fromkeys(TITLES, 240)))
+            budgets=budgets({"seed": 600} | dict.fromkeys(TITLES, 240) | {"longer": 1200}))
