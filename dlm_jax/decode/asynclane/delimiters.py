@@ -1,5 +1,18 @@
 """Boundaries built from any tokenizer, whose ids are sorted by the text that each stands for.
 
+A token is a delimiter where a lane may be split right behind it, so nothing but blanks and closing marks follows the
+period or line end that it holds; `.com` and a line end with the next word are none.
+
+- Prose: it ends in a mark, or in one with quotes or brackets closed behind it, and then blanks. A "." or "," may
+  belong to a number, and then ends nothing, where a digit stands right before it and nothing of its token behind it:
+  the digit in the token itself (`3.`), or in the one before (`3`, `.`).
+- Code: it ends in a line end, perhaps with the next line's blanks, whose line does not break off: in the token itself
+  (`,` with a line end) or in the one before; behind blanks alone nobody knows. Brackets of one token that match cancel.
+  Of quotes count `"`, not those behind a backslash, and ''', which alone of the single ones can span lines; others
+  are apostrophes, too.
+
+A mark that is spelled as several tokens, a full stop as three bytes or ''' as three quotes, is not seen.
+
 Source: AsyncLane (arXiv 2606.08411), Sec. 4.1, Table 6.
 """
 
@@ -12,8 +25,11 @@ from typing import Any
 from dlm_jax.decode.asynclane.boundary import Boundary
 
 PERIODS, PUNCTUATION = ".。", ",;:!?，；：！？、"
-_OPEN, _CLOSE, _NO_END = "([{", ")]}", (",", "\\", "=", "+", "-", "*", "/", "%")
-_WORDS = ("and", "or", "not", "in")
+_NUMERIC, _CLOSING = ".,", re.escape("\"'”’»›」』》〉)]}）】］｝")
+_OPEN, _CLOSE = "([{", ")]}"
+_QUOTES = re.compile(r"(?<!\\)\"|'''")
+_BLANK = re.compile(r"[^\S\n]+\Z")
+_UNFINISHED = re.compile(r"([,\\=+\-*/%]|(^|\W)(and|or|not|in))\s*$")
 
 
 def math_boundary(tokenizer: Any) -> Boundary:
@@ -43,9 +59,9 @@ def code_boundary(tokenizer: Any) -> Boundary:
         open_ += [i] * left
         close += [i] * right
     return Boundary(
-        delimiters=_some("code", "a line end", which(lambda text: "\n" in text)), numeric_rule="off",
-        open=tuple(open_), close=tuple(close), quote=which(lambda text: text.count('"') % 2 == 1),
-        no_fork_after=which(lambda text: text.rstrip(" \t").endswith(_NO_END) or text.strip() in _WORDS))
+        delimiters=_some("code", "a line end", which(_ends_line)), numeric_rule="off", open=tuple(open_),
+        close=tuple(close), quote=which(lambda text: len(_QUOTES.findall(text)) % 2 == 1),
+        no_fork_after=which(lambda text: _UNFINISHED.search(text) or _BLANK.match(text)))
 
 
 def interval_boundary(tokens: int) -> Boundary:
@@ -59,16 +75,22 @@ BOUNDARIES: dict[str, Callable[[Any], Boundary]] = {
     "math": math_boundary, "punctuation": punctuation_boundary, "code": code_boundary}
 
 
-def _prose(rule: str, tokenizer: Any, ends: str) -> Boundary:
+def _prose(rule: str, tokenizer: Any, marks: str) -> Boundary:
     texts = _texts(tokenizer)
     which = lambda test: tuple(i for i, text in texts.items() if test(text))
-    inside = re.compile(r"\d.*\.\s*$", re.DOTALL)  # a number that is a token with its point
-    last = lambda text: text.rstrip()[-1:]
-    delimiter = lambda text: last(text) in ends if last(text) and not inside.search(text) else False
+    ends = re.compile(rf"[{re.escape(marks)}][{_CLOSING}]*\s*$")
+    number = re.compile(rf"\d[{_NUMERIC}]\Z")
+    delimiters = which(lambda text: ends.search(text) and not number.search(text))
     return Boundary(
-        delimiters=_some(rule, f"text that ends in one of {ends}", which(delimiter)),
-        numeric_delimiters=which(lambda text: delimiter(text) and last(text) in ".,"),
-        digit_end=which(lambda text: text[-1:].isdigit()), digit_start=which(lambda text: text[:1].isdigit()))
+        delimiters=_some(rule, f"text that ends in one of {marks}", delimiters),
+        numeric_delimiters=tuple(i for i in delimiters if texts[i].lstrip() in tuple(_NUMERIC)),
+        digit_end=which(lambda text: text[-1:].isdecimal()), digit_start=which(lambda text: text[:1].isdecimal()))
+
+
+def _ends_line(text: str) -> bool:
+    """Whether a text ends in a line end and the blanks of the next line, and its own line does not break off."""
+    line, newline, indent = text.rpartition("\n")
+    return bool(newline) and not indent.strip() and not _UNFINISHED.search(line)
 
 
 def _some(rule: str, what: str, ids: tuple[int, ...]) -> tuple[int, ...]:
