@@ -80,7 +80,8 @@ class Runner:
         self.model, self.params, self.decoder = model, params, decoder.fitted(model.config)
         self.compile_seconds = 0.0
         self._rows_over = requests.rows_over(params)
-        self._executables, self._traced = executables, parts.traced(self.decoder)
+        self._executables = executables
+        self._traced = requests.placed(parts.traced(self.decoder), self._rows_over)
 
     def _call(self, function, *arguments):
         executable, seconds = self._executables.get(function, self.model, arguments)
