@@ -75,8 +75,9 @@ class Reference:
         self.lanes = [Lane(0, "gen", 0, min(self.hp["block_size"], self.L), -1, 0)]
         self.groups, self.t, self.events, self.splits = 0, 0, [], []
         self.counts = dict.fromkeys((
-            "prefill", "iterations", "groups", "refresh", "reuse", "merged_calls", "lane_forwards", "query_positions",
-            "fork_pairs", "splits", "forks_refused", "drafts", "commits", "eos_suppressed", "max_active"), 0)
+            "prefill", "iterations", "groups", "refresh", "reuse", "calls", "merged_calls", "lane_forwards",
+            "query_positions", "fork_pairs", "splits", "forks_refused", "drafts", "commits", "eos_suppressed",
+            "max_active"), 0)
         self.expected = self.decode()
 
     # --- the model
@@ -147,7 +148,7 @@ class Reference:
         early = None
         if cached:
             length, early = self.compact()
-            self.counts["prefill"], self.counts["merged_calls"] = 1, 1
+            self.counts["prefill"], self.counts["calls"], self.counts["merged_calls"] = 1, 1, 1
             self.counts["query_positions"] += length
             self.events.append({"t": 0, "kind": "prefill", "length": length})
             early = (length, early) if hp["reuse_prefill"] else None
@@ -165,7 +166,8 @@ class Reference:
         event, fresh, refreshed = {"t": self.t, "lanes": [], "then": []}, None, 0
         if cached and hp["refresh_interval"] and self.t > 1 and (self.t - 1) % hp["refresh_interval"] == 0:
             refreshed, fresh = self.compact()
-            counts["refresh"], counts["merged_calls"] = counts["refresh"] + 1, counts["merged_calls"] + 1
+            for name in ("refresh", "calls", "merged_calls"):
+                counts[name] += 1
             counts["query_positions"] += refreshed
             event["refresh"] = refreshed
         reused = early if early else (refreshed, fresh) if fresh is not None and hp["reuse_refresh_logits"] else None
@@ -184,6 +186,7 @@ class Reference:
         if not cached:
             counts["query_positions"] += self.P + self.L
         counts["merged_calls"] += bool(own) or not cached
+        counts["calls"] += len({lane.group for lane in own}) if cached else 1  # one for lanes of a group together
         counts["lane_forwards"] += len(own)
         groups = {lane.group for lane in active}
         counts["groups"] += len(groups) if cached else 1
@@ -326,7 +329,7 @@ class Reference:
         overlap = [max(0, min(r.last, c.last or self.t) - c.first) / max(1, r.last - r.first) for r, c in measured]
         mean = lambda numbers: sum(numbers) / len(numbers) if numbers else 0.0
         ids, counts = self.collect(self.lanes[0]), self.counts
-        counts["nfe"] = counts["calls"] = counts["prefill"] + counts["groups"] + counts["refresh"] - counts["reuse"]
+        counts["nfe"] = counts["prefill"] + counts["groups"] + counts["refresh"] - counts["reuse"]
         return {
             "ids": ids, "ended_with_eos": at < len(self.x) and self.x[at] in self.eos, "canvas": self.x[self.P :],
             "events": self.events, "counts": {**counts, "tokens": len(ids)},

@@ -133,7 +133,9 @@ def compared(folder: Path, meta: dict, cases: list[dict], rooms: Rooms, capacity
 
 def _seen(rows: Rows) -> dict[str, Any]:
     state = rows.state
+    told = jax.numpy.where(state.canvas.committed_at >= 0, state.canvas.tokens, -1)
     return jax.tree.map(np.asarray, {
+        "told": told,
         "tokens": state.tokens, "origin": state.origin, "writer": state.writer, "lanes": dict(vars(state.lanes)),
         "refused": state.refused, "positions": state.counts.positions, "forwards": state.counts.forwards,
         "iteration": state.iteration})
@@ -209,6 +211,10 @@ def _differences(case: dict, seen: list[dict], out: Any, row: int, meta: dict) -
         if value != want[name]:
             yield f"{name}: {_first_difference(value, want[name])}"
     counts = counts_of(out.ledger, row, hp["cache"] == "lane") | {"tokens": len(got["ids"])}
+    if any((before["told"] != now["told"])[before["told"] >= 0].any() for before, now in zip(seen, seen[1:])):
+        yield "told, and taken back"
+    if seen[-1]["told"][seen[-1]["told"] >= 0].tolist() != ids:
+        yield "what was told is not the answer"
     wrong = {name: (counts[name], number) for name, number in want["counts"].items() if counts[name] != number}
     if wrong:
         yield f"counts {wrong}"

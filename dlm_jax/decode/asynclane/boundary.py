@@ -73,11 +73,6 @@ class Boundary:
         fields = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
         return f"Boundary({', '.join(f'{name}={few(value)}' for name, value, usual in fields if value != usual)})"
 
-    @property
-    def forks(self) -> bool:
-        """Whether any lane may ever be split."""
-        return bool(self.delimiters) or self.interval > 0
-
     def check(self, vocab_size: int) -> None:
         """Raises ValueError for ids that a vocabulary does not have."""
         for name in (*_SETS, *_BRACKETS):
@@ -105,6 +100,11 @@ class Classes:
     both: Array
     incomplete: Array
     interval: Array
+
+    @property
+    def forks(self) -> bool:
+        """Whether any lane may ever be split; asks for the numbers themselves, outside of compiled code."""
+        return bool(self.interval > 0) or bool(np.any(np.asarray(self.sets) & 1 << _SETS.index("delimiters")))
 
     def within(self, name: str, tokens: Array) -> Array:
         """Returns whether each token is in a set of `Boundary`."""

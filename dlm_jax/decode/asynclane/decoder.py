@@ -28,7 +28,7 @@ from dlm_jax.decode.asynclane.boundary import Boundary, Classes
 from dlm_jax.decode.asynclane.caches import Compact
 from dlm_jax.decode.asynclane.delimiters import BOUNDARIES
 from dlm_jax.decode.asynclane.state import Rooms, State, start
-from dlm_jax.decode.canvas import DRAFTED, NOTHING
+from dlm_jax.decode.canvas import DRAFTED, Canvas
 from dlm_jax.decode.masked.caches import CachePolicy
 from dlm_jax.decode.masked.commit import CommitRule, Threshold
 from dlm_jax.decode.masked.confidence import Confidence, Probability
@@ -59,7 +59,8 @@ class AsyncLane(Decoder):
       rho_min: share of a lane that must be written before it forks (Eq. 5).
       t_min: forwards that it must have seen (Eq. 5).
       lookahead: w, tokens read ahead of a lane (Eq. 2).
-      tau_future: confidence from which tokens ahead are written as drafts (Eq. 8).
+      tau_future: how sure tokens ahead must be to be written as drafts (Eq. 8), in the confidence's unit: a probability
+        or margin from which they are, beyond 1 none at all, or nats of entropy up to which.
       lane_capacity: unfinished lanes of a row; where another would be one too many, the lane does not fork.
       cache: `Compact`, the lanes' own, or a policy of masked diffusion, whose window all lanes share: `NoCache()`.
       sampler: draws the drafts.
@@ -114,6 +115,15 @@ class AsyncLane(Decoder):
         free = type(self.commit) is Threshold and self.confidence.kind in ("probability", "margin")
         if not (free or self.guided):
             self.commit.check(self.confidence)
+        if self.confidence.kind not in ("probability", "margin") and isinstance(self.lookahead, int) and self.lookahead:
+            self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        try:
+            self.confidence.check(self.tau_future)
+        except ValueError:
+            raise ValueError(f"tau_future = {self.tau_future} says nothing to {self.confidence!r}: give lookahead=0, a "
+                             "level in its unit, or another confidence") from None
 
     @property
     def _compact(self) -> bool:
@@ -135,13 +145,24 @@ class AsyncLane(Decoder):
             boundary=BOUNDARIES[self.boundary](tokenizer))
 
     def fitted(self, config: Any) -> AsyncLane:
-        """See `Decoder.fitted`: sets become tables over the model's vocabulary, and shapes are chosen."""
-        if self.rooms is not None:
-            return self
-        several = self._sets.forks and self.mode == "asynclane"  # coupled ones wait for one another
-        return self.replace(
-            boundary=Boundary(), ends=(), classes=boundaries.classes(self._sets, config.vocab_size, self.ends),
-            rooms=Rooms.of(self.block_size, self.lookahead, self.lane_capacity if several else 1))
+        """See `Decoder.fitted`: sets become tables over the model's vocabulary, and shapes are chosen.
+
+        Raises:
+          ValueError: a decoder that is fitted already, to another model or to fewer or smaller lanes.
+        """
+        made = self if self.classes is not None else self.replace(
+            boundary=Boundary(), ends=(), classes=boundaries.classes(self._sets, config.vocab_size, self.ends))
+        if made.classes.sets.shape != (config.vocab_size,) or made.boundary != Boundary() or made.ends:
+            raise ValueError(f"boundary = {made.boundary!r}, ends = {made.ends}: this decoder is fitted already, to "
+                             f"its own and to {made.classes.sets.shape[0]} ids, where the model has "
+                             f"{config.vocab_size}: change and pass the decoder that it was made from")
+        several = made.classes.forks and self.mode == "asynclane"  # coupled ones wait for one another
+        needed = Rooms.of(self.block_size, self.lookahead, self.lane_capacity if several else 1)
+        if self.rooms is not None and not self.rooms.holds(needed):
+            raise ValueError(f"rooms = {self.rooms} are too small for block_size = {self.block_size}, lookahead = "
+                             f"{self.lookahead} and lane_capacity = {self.lane_capacity}, which need {needed}: change "
+                             "the numbers of the decoder that this one was fitted from")
+        return made.replace(rooms=self.rooms or needed)
 
     def check_model(self, config: Any) -> None:
         """See `Decoder.check_model`."""
@@ -220,31 +241,27 @@ class AsyncLane(Decoder):
         state = advance.generate(request, state, taken, self._plan, forced)
         if not self._compact:
             state = state.replace(due=state.due | ((state.count > made) & self.cache.per_block))
-        index = jnp.arange(request.capacity, dtype=jnp.int32)
-        front = jnp.max(jnp.where(state.lanes.made, state.lanes.stop, 0), axis=1)
-        reached = state.filled & (index < front[:, None]) & (state.canvas.committed_at < 0) & live[:, None]
-        canvas = state.canvas.commit(jnp.broadcast_to(index, reached.shape), reached, state.tokens, DRAFTED,
-                                     state.counts.after_prefill())
+        state = self._told(request, state, live)
         over = (self.max_iterations > 0) & (state.iteration >= self.max_iterations)
-        done = state.done | over | ~jnp.any(state.lanes.state == table.ACTIVE, axis=1)
-        canvas = jax.lax.cond(jnp.any(done & live), lambda: self._collected(request, state, canvas, done & live),
-                              lambda: canvas)
-        return state.replace(canvas=canvas, done=done)
+        return state.replace(done=state.done | over | ~jnp.any(state.lanes.state == table.ACTIVE, axis=1))
 
-    def _collected(self, request: Request, state: State, canvas: Any, where: Array) -> Any:
-        """Returns the canvas of rows that have ended with their answers alone, CollectDFS of Algorithm 1.
+    def _told(self, request: Request, state: State, live: Array) -> State:
+        """Returns the state with what the lanes are certain to put out on the canvas, CollectDFS of Algorithm 1.
 
-        What was written behind an EOS stays on it, as with every decoder; answers are cut there.
+        A token behind a mask of its lane stays off it: the mask may become an end, or never a token.
         """
+        index, forward = jnp.arange(request.capacity, dtype=jnp.int32), state.counts.after_prefill()[:, None]
+        front = jnp.max(jnp.where(state.lanes.made, state.lanes.stop, 0), axis=1, keepdims=True)
+        fresh = state.filled & (index < front) & (state.reached < 0) & live[:, None]
+        reached = jnp.where(fresh, forward, state.reached)
         inside, end = table.emitted(state.lanes, state.filled, state.ends(request, self.classes))
-        behind = jnp.cumsum(end & (state.tokens == request.eos_id), axis=1) > 0
-        drop = where[:, None] & ~(inside | end | behind)
-        return canvas.replace(tokens=jnp.where(drop, jnp.maximum(request.mask_id, 0), canvas.tokens),
-                              committed_at=jnp.where(drop, -1, canvas.committed_at),
-                              origin=jnp.where(drop, NOTHING, canvas.origin))
+        canvas, sure = state.canvas, (inside | end) & live[:, None] & (state.canvas.committed_at < 0)
+        canvas = Canvas(jnp.where(sure, state.tokens, canvas.tokens), jnp.where(sure, reached, canvas.committed_at),
+                        jnp.where(sure, DRAFTED, canvas.origin))
+        return state.replace(canvas=canvas, reached=reached)
 
     def provisional(self, state: State) -> tuple[Array, Array]:
-        """See `Decoder.provisional`: drafts ahead that no lane has reached."""
+        """See `Decoder.provisional`: tokens behind a mask of their lane, and drafts ahead that no lane has reached."""
         return state.tokens, state.filled & (state.canvas.committed_at < 0) & ~state.done[:, None]
 
     def lanes(self, state: State) -> Array:

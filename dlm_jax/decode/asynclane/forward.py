@@ -175,7 +175,7 @@ def read_shared(score: Scorer, request: Request, state: State, seats: Seats, vie
     masked = ~state.filled & (jnp.arange(request.capacity) < request.max_new_tokens[:, None])
     begin = jnp.min(jnp.where(seats.active, lane.start, request.capacity), axis=1)
     end = jnp.max(jnp.where(seats.active, lane.stop, 0), axis=1)
-    fresh = (state.canvas.committed_at == state.counts.after_prefill()[:, None]) & state.filled
+    fresh = (state.reached == state.counts.after_prefill()[:, None]) & state.filled
     now = Now(request, masked, fresh, begin, end, jnp.ones_like(begin), rooms.block, shift)
     due = state.due | ((policy.refresh_every > 0) & (state.age >= policy.refresh_every))
     start, stop = policy.window(now)

@@ -1,7 +1,9 @@
 """Lanes whose drafts a causal guide judges: FlashDLM's guided commit as a commit rule of AsyncLane.
 
 The guide reads the text from the first unfinished lane to the frontier, every mask of a lane filled with its draft, and
-keeps the keys and values of what lies before: those tokens are final since it last read them.
+keeps the keys and values of what lies before: those tokens are final since it last read them. A prefix that is
+committed at its fork is read once more; where a lane runs out of steps, its last drafts stand in for the masks it
+leaves.
 
 Letters: B batch, N seats, R room of a lane, G canvas length.
 
@@ -83,7 +85,7 @@ def extended(score: GuidedScorer, request: Request, state: State, seats: Seats, 
     number, tokens = view.number[:, :own], verdict.tokens[:, :own]
     masked = view.wanted[:, :own] & ~jnp.take_along_axis(state.filled, jnp.clip(number, 0, G - 1), axis=1)
     text = theirs.buffer(score.feed[scatter(state.tokens, number, masked, tokens)])
-    begin = jnp.min(jnp.where(seats.active, seats.lane.start, G), axis=1)[:, None]
+    begin = _unread(state, seats, G)[:, None]
     end = jnp.max(jnp.where(seats.active, seats.lane.stop, 0), axis=1)[:, None]
     read = begin - 1 + jnp.arange(G, dtype=jnp.int32)  # up to the token before each draft
     queries = Queries(jnp.take_along_axis(text, theirs.entry(read), axis=1), read, read < end - 1,
@@ -97,3 +99,14 @@ def extended(score: GuidedScorer, request: Request, state: State, seats: Seats, 
     writes = verdict.writes.at[:, :own].set(verdict.writes[:, :own] | (masked & (number < stop)))
     counts = state.counts.add(GUIDE, jnp.sum(queries.active, axis=1), ~state.done)
     return verdict.replace(writes=writes), state.replace(guide_cache=cache, counts=counts)
+
+
+def _unread(state: State, seats: Seats, tokens: int) -> Array:
+    """Returns (B,) int32 the first token that the guide must read: a lane's, or of a prefix that was just committed.
+
+    Such a prefix may hold other tokens than the drafts which the guide last saw there.
+    """
+    lanes = state.lanes
+    first = jnp.min(jnp.where(seats.active, seats.lane.start, tokens), axis=1)
+    changed = (lanes.end == table.COMMIT) & (lanes.last == state.iteration[:, None] - 1)
+    return jnp.minimum(first, jnp.min(jnp.where(changed, lanes.start, tokens), axis=1))

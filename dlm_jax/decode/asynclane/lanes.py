@@ -154,10 +154,10 @@ def run_length(known: Array, start: Array, length: Array) -> Array:
 
 
 def emitted(lanes: Lanes, filled: Array, ends: Array) -> tuple[Array, Array]:
-    """Returns what the depth-first walk of the tree puts out.
+    """Returns what the depth-first walk of the tree puts out; of lanes that go on, what it will in any case.
 
     A lane that passed its tokens on gives its final ones, a leaf those before its first mask, and one that generates no
-    end token either.
+    end token either. What a leaf gives, its children give as well, so nothing is ever taken back.
 
     Args:
       lanes: the table.

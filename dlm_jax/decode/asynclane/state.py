@@ -45,6 +45,10 @@ class Rooms:
         return cls(bucket(block_size, least=8), bucket(lookahead, least=8) if lookahead else 0,
                    1 << (lane_capacity - 1).bit_length())
 
+    def holds(self, other: "Rooms") -> bool:
+        """Whether they are as large as others."""
+        return self.block >= other.block and self.ahead >= other.ahead and self.lanes >= other.lanes
+
     def within(self, capacity: int) -> "Rooms":
         """Returns the rooms on a canvas of that length."""
         return Rooms(min(self.block, capacity), min(self.ahead, capacity), min(self.lanes, capacity))
@@ -60,9 +64,10 @@ class State:
     """Loop carry.
 
     Attributes:
-      canvas: what lanes have written so far, and at the end what they put out.
+      canvas: what lanes are certain to put out, whatever is still to come.
       tokens: (B, G) int32 the sequence that lanes work on, drafts ahead included; the mask where nothing is.
       origin: (B, G) int32 `CHOSEN`, `AHEAD`, `FORCED` or `NOTHING`. writer: (B, G) int32 lane that wrote it, or -1.
+      reached: (B, G) int32 forward after prefill since which it is a lane's own, written and no draft ahead, or -1.
       lanes: the table. count: (B,) int32 lanes made. group: (B,) int32 events that made lanes, the first not counted.
       iteration: (B,) int32 of the last step. refused: (B,) int32 prefix that it did not fork at for want of room, or 0.
       age: (B,) int32 forwards since the last full pass, it included; of caches that are not the lanes' own.
@@ -75,6 +80,7 @@ class State:
     tokens: Array
     origin: Array
     writer: Array
+    reached: Array
     lanes: Lanes
     count: Array
     group: Array
@@ -115,6 +121,6 @@ def start(request: Request, block_size: Array, cache: Cache | None) -> State:
     canvas, active = Canvas.empty(request), request.max_new_tokens > 0
     counts = Counts.zeros(B).replace(tallies={name: zero for name in TALLIES})
     return State(
-        canvas=canvas, tokens=canvas.tokens, origin=nothing, writer=nothing,
+        canvas=canvas, tokens=canvas.tokens, origin=nothing, writer=nothing, reached=nothing,
         lanes=table.Lanes.root(request.max_new_tokens, block_size, G), count=active.astype(jnp.int32), group=zero,
         iteration=zero, refused=zero, age=zero, due=active, done=~active, cache=cache, counts=counts)
