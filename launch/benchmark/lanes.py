@@ -48,21 +48,24 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
     lanes = dict(block_size=block, lookahead=block, commit=sure, tau_future=options.threshold,
                  cache=asynclane.Compact(margin=block, refresh_interval=options.refresh_interval))
     full = decode.AsyncLane(boundary=options.boundary, **lanes)
+    if options.sweep and options.ablations:
+        raise ValueError("--sweep and --ablations ask for different rows: give one of them")
     if options.sweep:
         grid = [[f"{name}={value}" for value in values.split(",")] for name, _, values in (
             sweep.partition("=") for sweep in options.sweep)]
         return {" ".join(settings): text.override(full, settings, decoders.parts(decode.AsyncLane), "--sweep")
                 for settings in itertools.product(*grid)}
     if options.ablations:
+        half = max(block // 2, 1)
         without = full.replace(cache=full.cache.replace(reuse_refresh_logits=False))
         return {"AsyncLane": full, "without lookahead": full.replace(lookahead=0), "without reuse": without,
                 "without both": without.replace(lookahead=0),
                 "punctuation": full.replace(boundary="punctuation"),
-                f"interval {block // 2}": full.replace(boundary=asynclane.interval_boundary(block // 2))}
+                f"interval {half}": full.replace(boundary=asynclane.interval_boundary(half))}
     return {"block-wise": asynclane.blockwise(block_size=block),
             "threshold, dual cache": decode.fast_dllm(block_length=block, threshold=options.threshold,
                                                       stop=decode.Fill()),
-            "several blocks": decode.d3llm(block_length=block, threshold=0.3, cache=decode.Dual()),
+            "several blocks": decode.d3llm(block_length=block, threshold=options.entropy, cache=decode.Dual()),
             "coupled": asynclane.coupled(options.boundary, **lanes),
             "commit and advance": asynclane.commit_and_advance(options.boundary, **lanes), "AsyncLane": full}
 
@@ -94,16 +97,17 @@ def measure(name: str, decoder: Any, length: int, subject: Any, task: Any, optio
     right = [task.judge(tokenizer.decode(ids, skip_special_tokens=True), row)[0]
              for ids, row in zip(out.tokens, task.rows)]
     every = sum(int(x.sum()) for x in ledger.forwards.values())
+    each = lambda count: count / tokens if tokens else None  # answers may be empty
     row = {"length": length, "system": name, "accuracy": 100 * sum(right) / len(right), "tokens": tokens,
-           "tokens_per_second": out.tokens_per_second, "forwards": every / tokens,
-           "positions": sum(int(x.sum()) for x in ledger.positions.values()) / tokens}
+           "tokens_per_second": out.tokens_per_second, "forwards": each(every),
+           "positions": each(sum(int(x.sum()) for x in ledger.positions.values()))}
     if not out.record:
-        return row | {"calls": every / tokens}
+        return row | {"calls": each(every)}
     found = asynclane.diagnose(out.record)
     measured = {} if not found.pairs_measured else {
         field: getattr(found, field) for field in ("average_lead", "positive_lead_ratio", "overlap_ratio")}
     return row | measured | {
-        "calls": int(asynclane.model_calls(ledger).sum()) / tokens, "fork_pairs": found.fork_pairs,
+        "calls": each(int(asynclane.model_calls(ledger).sum())), "fork_pairs": found.fork_pairs,
         "quartiles": " ".join(f"{q:g}" for q in found.split_quartiles)}
 
 
@@ -129,7 +133,10 @@ def parser() -> argparse.ArgumentParser:
                    help="longest answers, tokens (default: 128 256 512)")
     p.add_argument("--batch", type=int, default=1, help="questions answered at once (default: %(default)s)")
     p.add_argument("--block", type=int, default=16, help="tokens of a block or lane (default: %(default)s)")
-    p.add_argument("--threshold", type=float, default=0.9, help="of commits and drafts ahead (default: %(default)s)")
+    p.add_argument("--threshold", type=float, default=0.9,
+                   help="probability of commits and drafts ahead, but for several blocks (default: %(default)s)")
+    p.add_argument("--entropy", type=float, default=0.3,
+                   help="nats up to which several blocks, as d3LLM, commits (default: %(default)s)")
     p.add_argument("--refresh-interval", type=int, default=12, help="iterations (default: %(default)s)")
     p.add_argument("--boundary", choices=("code", "math", "punctuation"), default="math",
                    help="where lanes are split (default: %(default)s)")

@@ -1,13 +1,19 @@
 """The lanes benchmark: rows as promised, sweeps, and bad input that exits with 2."""
 
 import json
+import types
 
 import jax
+import numpy as np
 import pytest
+from rich.console import Console
 
 import dlm_jax
+from dlm_jax import decode
+from dlm_jax.data import sources, word_problems
 from dlm_jax.data import tokenizer as tokenizers
-from dlm_jax.data import word_problems
+from dlm_jax.decode.answers import Generation
+from dlm_jax.decode.ledger import Ledger
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import benchmark
@@ -61,7 +67,38 @@ def test_ablations_name_what_they_lack():
     assert found["without both"].lookahead == 0 and not found["without both"].cache.reuse_refresh_logits
 
 
+def test_thresholds_reach_every_system():
+    made = lambda *arguments: lanes.systems(lanes.parser().parse_args(["--model", "x", *arguments]))
+    one, other = made("--threshold", "0.6", "--entropy", "0.7"), made("--threshold", "0.8", "--entropy", "0.9")
+    assert [name for name in one if one[name] == other[name]] == ["block-wise"]  # a token a forward
+    assert one["several blocks"].commit == decode.Threshold(0.7)
+    assert one["threshold, dual cache"].commit == one["AsyncLane"].commit == decode.Threshold(0.6)
+    assert "interval 1" in made("--ablations", "--block", "1")
+
+
+@pytest.mark.parametrize("lanes_too", [False, True])
+def test_empty_answers_have_no_cost_a_token(lanes_too, monkeypatch):
+    none, counted = np.zeros(1, int), np.array([5])
+    ledger = Ledger({"prefill": counted, "refresh": none}, {"prefill": counted}, none, none,
+                    {"groups": none, "reuse": none})
+    record = {"iterations": none, "state": np.zeros((1, 2), int)} | {
+        name: np.zeros((1, 2), int) for name in ("role", "start", "length", "step", "parent", "group", "end", "valid",
+                                                 "first", "last")}
+    out = Generation([none[:0]], none[None], none[None], none[None], ledger, {"prefill": 0.1, "decode": 0.1},
+                     record if lanes_too else {})
+    monkeypatch.setattr(dlm_jax, "generate", lambda *_, **__: out)
+    task = types.SimpleNamespace(rows=[sources.parse_row(word_problems.generate(1, seed=0, split="test")[0])],
+                                 judge=lambda text, row: (0.0, text))
+    tokenizer = tokenizers.train(["a question and its answer"], 270)
+    options = lanes.parser().parse_args(["--model", "x"])
+    row = lanes.measure("empty", decode.AsyncLane(boundary="math"), 8, (None, None, tokenizer), task, options)
+    assert row["tokens"] == row["tokens_per_second"] == 0
+    assert row["forwards"] is row["positions"] is row["calls"] is None
+    lanes.show([row], Console(width=200))
+
+
 @pytest.mark.parametrize("arguments, message", [
+    (["--sweep", "rho_min=0.5", "--ablations"], "--sweep and --ablations"),
     (["--questions", "0"], "--questions 0"), (["--lengths", "0"], "--lengths 0"),
     (["--sweep", "rho=0.5"], "no such field"), (["--sweep", "rho_min=high"], "expected"),
 ])
