@@ -161,7 +161,8 @@ def test_the_documented_paths_are_ones_a_run_writes(job):
     named = {Path(path) for text in texts for path in re.findall(r"runs/quickstart[\w/.-]*\w", text)}
     out = jobs.default_out(None)
     models = {stages.weights_of(out, training.name) for training in PLAN.trainings}
-    assert models & named and named <= models | {out, out / "results.json", out / "report.html", out / "data/test.jsonl"}
+    written = {out, out / "results.json", out / "report.html", out / "data/test.jsonl"}
+    assert models & named and named <= models | written
     assert all((job[0] / path.relative_to(out)).exists() for path in named)
 
 
