@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dlm_jax.nn import devices
 from dlm_jax.scoring import Cache
 
 
@@ -113,7 +114,8 @@ class Executables:
             start = time.perf_counter()
             try:
                 self._evict()  # before the new one needs its memory
-                made = jitted(function, model).lower(*arguments).compile()
+                with devices.alone(all(len(x.sharding.device_set) == 1 for x in leaves if isinstance(x, jax.Array))):
+                    made = jitted(function, model).lower(*arguments).compile()
                 self._evict()  # other threads may have compiled meanwhile
                 with self._lock:
                     self.compiled += 1

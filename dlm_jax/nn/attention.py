@@ -1,22 +1,37 @@
 """Grouped-query attention under the visibility rule: the one seam through which every model asks for attention.
 
-A model names a form and never a backend. The dense and the chunked form are plain jax and run anywhere; the kernel form
-picks its backend by platform inside `pallas_kernels`.
+A model names a form and never a backend. The dense and the chunked form are plain jax and run anywhere. The kernel form
+is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees and picks its backend by platform; on a mesh of
+several devices each runs it on its own rows and heads.
+
+Form "auto" takes the kernel in programs for a TPU, training and prefill, wherever all of these hold, and else the dense
+form while there are few logits, then the chunked one:
+
+* visibility is a rule, not a dense mask;
+* a row has at least `FEW` queries: fewer, as in a decoding step, are bound by reading the cache, which the dense form
+  reads in place;
+* heads are 64, 128 or 256 wide, in float32 or bfloat16, and the tiles of one row fit the kernel's list of them;
+* the devices are one, or a mesh whose axes divide rows and KV heads (`nn.devices`).
 
 Letters: B batch, T query tokens, S keys, N query heads, K KV heads, G = N // K, H head dim, C query chunk.
 """
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.nn import devices
 from dlm_jax.nn.visibility import Visibility
-from pallas_kernels import block_mask_attention
+from dlm_jax.types import HEADS, ROWS
+from pallas_kernels import attention_problem, block_mask_attention
 
 FORMS = ("auto", "reference", "chunked", "kernel")
 CHUNK = 128  # queries a step of the chunked form
+FEW = 128  # queries of a row below which "auto" does without the kernel
 DENSE_LIMIT = 1 << 25  # logits (B x N x T x S) up to which the dense form is used by "auto": 128 MiB
 
 
@@ -32,9 +47,7 @@ def attention(
       visibility: the rule over T queries and S keys, or a dense (B or 1, T, S) bool mask (form "reference" only).
       scale: factor on the logits, unitless; default H ** -0.5.
       form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
-        its memory is O(T); "kernel" is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees (on a
-        mesh of several chips call it inside `jax.shard_map`); "auto" takes the first while there are few
-        logits, then the second.
+        its memory is O(T); "kernel" skips tiles nobody sees; "auto" picks one of them, see above.
 
     Returns:
       (B, T, N, H) in q's dtype.
@@ -56,10 +69,31 @@ def attention(
         raise ValueError(f"visibility is over {shape} (queries, keys) but q and k hold {(T, S)}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if form == "auto":
-        form = "reference" if not ruled or q.shape[0] * q.shape[2] * T * S <= DENSE_LIMIT or T <= CHUNK else "chunked"
+        form = _automatic(q, k, visibility)
     if form == "reference":
         return _dense(q, k, v, visibility.dense() if ruled else visibility, scale)
-    return (block_mask_attention if form == "kernel" else _chunked)(q, k, v, visibility, scale=scale)
+    return (_kernel if form == "kernel" else _chunked)(q, k, v, visibility, scale=scale)
+
+
+def _automatic(q: Array, k: Array, visibility: Visibility | Array) -> str:
+    """Returns the form that these arrays take by the rule at the top of this file."""
+    B, T, N, _ = q.shape
+    if not isinstance(visibility, Visibility):
+        return "reference"
+    if T >= FEW and attention_problem(q, k) is None and devices.can_share(q, B, k.shape[2]):
+        return "kernel"
+    return "reference" if B * N * T * k.shape[1] <= DENSE_LIMIT or T <= CHUNK else "chunked"
+
+
+def _kernel(q: Array, k: Array, v: Array, visibility: Visibility, *, scale: float) -> Array:
+    B, K = q.shape[0], k.shape[2]
+    run = functools.partial(block_mask_attention, scale=scale)
+    if not devices.can_share(q, B, K):
+        alone = devices.mesh_of(q).empty  # then the caller knows better, who asked for a kernel by name
+        return run(q, k, v, visibility, backend=None if alone else "xla")
+    heads = jax.P(ROWS, None, HEADS)
+    rule = jax.tree.map(lambda x: jax.P(ROWS if x.shape[0] == B else None), visibility)
+    return devices.share(run, (q, k, v, visibility), (heads, heads, heads, rule), heads)
 
 
 def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.types import ROWS
+from dlm_jax.nn import devices
+from dlm_jax.types import HEADS, ROWS
 from pallas_kernels import Stream, short_conv, two_stream_gated_delta
 from pallas_kernels.gated_delta.chunk import inverse_with_gradient
 
@@ -152,21 +153,18 @@ def streams(x: Channels, g: Array, beta: Array, filters: Channels, *, views: int
 
 
 def _delta(clean: Stream, noisy: Stream | None, documents, state, block_size: int = 1, causal: bool = False):
-    """The kernels' op where each device can run it on its own rows and heads, else its XLA form."""
+    """The kernels' op on each device's own rows and heads, or its XLA form where devices cannot share it so."""
     chunk = block_size * max(1, CHUNK // block_size)
-    run = functools.partial(two_stream_gated_delta, block_size=block_size, chunk_size=chunk, causal=causal)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not {*ROWS, "tensor"} <= {*mesh.axis_names}:
-        backend = None if jax.device_count() == 1 else "xla"  # compilers do not split a kernel over devices
-        return run(clean, noisy, documents=documents, initial_state=state, backend=backend)[:3]
-    rows, heads = mesh.shape[ROWS[0]] * mesh.shape[ROWS[1]], mesh.shape["tensor"]
-    if clean.q.shape[0] % rows or clean.q.shape[2] % heads:
-        return run(clean, noisy, documents=documents, initial_state=state, backend="xla")[:3]
+    shared = devices.can_share(clean.q, clean.q.shape[0], clean.q.shape[2])
+    run = lambda clean, noisy, documents, state: two_stream_gated_delta(
+        clean, noisy, documents=documents, initial_state=state, block_size=block_size, chunk_size=chunk, causal=causal,
+        backend=None if shared else "xla")[:3]
+    if not shared:
+        return run(clean, noisy, documents, state)
     P = jax.P
-    of_clean, of_noisy, of_state = P(ROWS, None, "tensor"), P(ROWS, None, None, "tensor"), P(ROWS, "tensor")
-    local = lambda clean, noisy, documents, state: run(clean, noisy, documents=documents, initial_state=state)[:3]
-    return jax.shard_map(local, in_specs=(of_clean, of_noisy, P(ROWS), of_state),
-                         out_specs=(of_clean, of_noisy, of_state), check_vma=False)(clean, noisy, documents, state)
+    of_clean, of_noisy, of_state = P(ROWS, None, HEADS), P(ROWS, None, None, HEADS), P(ROWS, HEADS)
+    return devices.share(run, (clean, noisy, documents, state), (of_clean, of_noisy, P(ROWS), of_state),
+                         (of_clean, of_noisy, of_state))
 
 
 def _between(g: Array) -> Array:

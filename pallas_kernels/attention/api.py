@@ -175,6 +175,19 @@ def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
     return None
 
 
+def attention_problem(q: jax.Array, k: jax.Array, backend: str | None = None) -> str | None:
+    """Why no kernel takes these arrays, or None where one does.
+
+    Args:
+      q: (B, T, N, H), or its shape and dtype. k: (B, S, K, H).
+      backend: one of "tpu", "gpu" and "interpret"; None asks of the one that would be picked, "xla" has no kernel.
+    """
+    backend = dispatch.automatic_backend() if backend is None else backend
+    if backend == "xla":
+        return "backend 'xla' has no kernel"
+    return dispatch.device_problem(backend) or _problem(q, k, {"block_q": None, "block_k": None}, backend)
+
+
 def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Visibility):
     """`_attend`, in groups of batch rows where the work list of all of them would outgrow scalar memory."""
     batch = q.shape[0]

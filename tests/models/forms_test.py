@@ -12,6 +12,8 @@ from dlm_jax.models import build
 from dlm_jax.nn import attention
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
+from dlm_jax.train import sharding
+from dlm_jax.train.config import MeshConfig
 from pallas_kernels import use_backend
 from pallas_kernels.attention.tiles import pad_mask
 from tests.conftest import random_params, tiny_config
@@ -22,7 +24,7 @@ BLOCK = jnp.asarray([[0, 0, 1, 1, 2], [0, 1, 1, 1, -1]], jnp.int32)
 RULES = {"causal": vis.causal(VALID), "bidirectional": vis.bidirectional(VALID), "grouped": vis.two_stream(BLOCK)}
 INDEX = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
 TOKENS = jax.random.randint(jax.random.key(0), (B, T), 0, 90)
-REFERENCE = dataclasses.replace(build.build(tiny_config(num_layers=2)), attention_form="reference")
+REFERENCE = dataclasses.replace(build.build(tiny_config(num_layers=2, vocab_size=96)), attention_form="reference")
 KERNEL = dataclasses.replace(REFERENCE, attention_form="kernel")
 PARAMS = random_params(REFERENCE)
 
@@ -59,6 +61,33 @@ def test_a_model_of_kernels_decodes_in_interpretation():
     with use_backend("interpret"):  # a function of its own: what is traced here must not be found by others
         got = jax.jit(lambda params, rule: cached.__wrapped__(KERNEL, params, rule)[0])(PARAMS, RULES["grouped"])
     np.testing.assert_allclose(got, cached(REFERENCE, PARAMS, RULES["grouped"])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal", "grouped"])
+def test_eight_devices_run_the_kernel_each_on_its_own_rows_and_heads(name):
+    """Values and gradients of a model spread over rows, parameters and heads, with the mesh told or found."""
+    if jax.device_count() < 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    rule, more = RULES[name], lambda x: jnp.concatenate([x, x[::-1]])
+    want = trained(REFERENCE, PARAMS, rule)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    rows = jax.device_put((more(TOKENS), more(INDEX), jax.tree.map(more, rule)), sharding.rows(mesh))
+    params = jax.device_put(PARAMS, sharding.params(KERNEL, mesh))
+
+    def total(params, rows):
+        logits = KERNEL.scorer(params)(*rows)
+        return jnp.sum(jnp.sin(logits)), logits
+    run = lambda: jax.jit(lambda *x: jax.grad(total, has_aux=True)(*x))  # a function of its own each time
+    near = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()))
+    with use_backend("interpret"):
+        lowered = run().trace(params, rows)
+        assert "shard_map" in str(lowered.jaxpr) and "pallas_call" in str(lowered.jaxpr)
+        gradient, logits = lowered.lower().compile()(params, rows)
+        with sharding.activate(mesh):
+            told = run().trace(params, rows)
+    assert str(told.jaxpr).count("pallas_call") == str(lowered.jaxpr).count("pallas_call")
+    near(logits, more(want[0]))
+    jax.tree.map(near, gradient, jax.tree.map(lambda g: 2 * g, want[1]))
 
 
 def test_every_layer_asks_at_the_seam(monkeypatch):

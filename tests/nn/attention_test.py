@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm_jax.nn import visibility as vis
+from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 from dlm_jax.nn import attention as module
+from dlm_jax.nn import devices
+from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.attention import CHUNK
+from pallas_kernels import use_backend
 
 attention = jax.jit(module.attention, static_argnames=("form", "scale"))  # op by op, compiling takes minutes
 
@@ -112,6 +115,52 @@ def test_chunked_memory_grows_linearly():
 
     assert temporaries("chunked", 4096) < 5 * temporaries("chunked", 1024)
     assert temporaries("reference", 4096) > 12 * temporaries("reference", 1024)
+
+
+def wide(B=2, T=256, S=256, N=4, K=2, H=64, dtype="bfloat16"):
+    q, k = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((B, T, N, H), (B, S, K, H)))
+    at = lambda length: jax.ShapeDtypeStruct((B, length), jnp.int32)
+    return q, k, k, vis.Visibility(*[at(T)] * 4, *[at(S)] * 3)
+
+
+@pytest.mark.parametrize("shape, kernel", [
+    (dict(), True), (dict(T=200, S=300, H=128), True), (dict(T=module.FEW, H=256, dtype="float32"), True),
+    (dict(T=module.FEW - 1), False), (dict(H=96), False), (dict(dtype="float16"), False)])
+def test_only_programs_for_a_tpu_take_the_kernel_and_only_where_it_serves(shape, kernel):
+    def takes(backend, **how):
+        with use_backend(backend), devices.alone(how.pop("one", True)):
+            return "pallas_call" in str(jax.make_jaxpr(lambda *x: module.attention(*x, **how))(*wide(**shape)))
+    assert takes("tpu") == kernel
+    assert not takes("xla") and not takes("tpu", form="chunked") and not takes("tpu", form="reference")
+    if jax.device_count() > 1:
+        assert not takes("tpu", one=False), "several devices, and no mesh says how they share"
+
+
+def test_a_dense_mask_never_meets_the_kernel():
+    q, k, v, _ = wide()
+    with use_backend("tpu"), devices.alone():
+        run = jax.make_jaxpr(module.attention)(q, k, v, jax.ShapeDtypeStruct((1, 256, 256), bool))
+    assert "pallas_call" not in str(run)
+
+
+@pytest.mark.parametrize("shape, kernel", [
+    (dict(B=4), True), (dict(B=2), False), (dict(B=4, N=3, K=1), False)])
+def test_devices_of_a_mesh_share_the_kernel_where_its_axes_divide_rows_and_heads(shape, kernel):
+    mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    other = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    found = []
+    for mesh in (mesh, other):
+        with use_backend("tpu"), use_abstract_mesh(mesh):
+            found.append(str(jax.make_jaxpr(module.attention)(*wide(**shape))))
+    assert ("shard_map" in found[0]) == ("pallas_call" in found[0]) == kernel
+    assert "pallas_call" not in found[1]
+
+
+def test_what_auto_takes_in_interpretation_is_the_reference():
+    q, k, v, rule = draw_inputs(6, B=1, T=module.FEW + 5, S=150)
+    with use_backend("interpret"), devices.alone():
+        got = jax.jit(lambda *x: module.attention(*x))(q, k, v, rule)
+    np.testing.assert_allclose(got, attention(q, k, v, rule, form="reference"), atol=3e-6)
 
 
 @pytest.mark.parametrize("change, message", [
