@@ -90,7 +90,7 @@ def _compile(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     chip, devices = chips.devices(options.topology, options.slices)
     job = (programs.training if options.config else programs.decoding)(options, devices)
     if options.kernels:
-        found = kernels.compile_each(job.trace().jaxpr, options.topology, folder)
+        found = kernels.compile_each(job.trace().jaxpr, options.topology, folder, job.rules)
         options.kernels.write_text(json.dumps(found))
         return found
     report.check_arguments(job, chip, len(devices))

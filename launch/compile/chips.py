@@ -16,6 +16,7 @@ class Chip:
       bandwidth: bytes a second between memory and chip.
       flops: bfloat16 products and sums a second.
       links: bytes a second out of the chip over all its links.
+      cores: that share the first axis of a kernel's grid.
 
     Source: data sheets of Google Cloud (memory and links as the compiler and "How to Scale Your Model" have them).
     """
@@ -25,11 +26,12 @@ class Chip:
     bandwidth: float
     flops: float
     links: float
+    cores: int = 1
 
 
 CHIPS = {
     "v5e": Chip(1.5e9, 15.75 * 2**30, 819e9, 197e12, 4 * 45e9),
-    "v5p": Chip(1.75e9, 95.74 * 2**30, 2765e9, 459e12, 6 * 90e9),
+    "v5p": Chip(1.75e9, 95.74 * 2**30, 2765e9, 459e12, 6 * 90e9, cores=2),
     "v6e": Chip(1.75e9, 31.25 * 2**30, 1640e9, 918e12, 4 * 90e9),
 }
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")

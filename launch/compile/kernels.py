@@ -9,13 +9,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from launch.compile import chips, schedules
+from launch.compile import chips, schedules, walks
 from launch.compile.hlo import KERNEL
 
 
@@ -46,16 +47,18 @@ def of_jaxpr(jaxpr: Any) -> dict[str, Any]:
     return found
 
 
-def compile_each(jaxpr: Any, topology: str, folder: Path) -> dict[str, dict[str, int]]:
+def compile_each(jaxpr: Any, topology: str, folder: Path, rules: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
     """Compiles every kernel of a traced function for one chip; returns the fields of their schedules by key.
 
     Args:
       jaxpr: of the function.
       topology: whose kind of chip is meant.
       folder: that the compiler dumps to.
+      rules: of visibility, by which the steps of attention kernels are counted; see `walks.cycles`.
     """
     kind = topology.partition(":")[0]
-    chip = SingleDeviceSharding(chips.devices(f"{kind}:{chips.SLICES[kind][0]}")[1][0])
+    limits, devices = chips.devices(f"{kind}:{chips.SLICES[kind][0]}")
+    chip = SingleDeviceSharding(devices[0])
     found = {}
     for name, eqn in of_jaxpr(jaxpr).items():
         before = {*folder.glob("*-final_bundles.txt")}
@@ -66,8 +69,15 @@ def compile_each(jaxpr: Any, topology: str, folder: Path) -> dict[str, dict[str,
         files = [file for call in of_text(text) for file in fresh
                  if f"-{call}-" in file.name and "schedule-analysis" not in file.name]
         if files:
-            found[name] = dataclasses.asdict(schedules.parse(files[0].read_text()))
+            found[name] = dataclasses.asdict(_walked(schedules.parse(files[0].read_text()), name, eqn, rules, limits))
     return found
+
+
+def _walked(schedule: schedules.Schedule, name: str, eqn: Any, rules: Sequence[Any], chip: chips.Chip
+            ) -> schedules.Schedule:
+    called = name.partition(" ")[0]
+    cycles = walks.cycles(schedule, called, eqn, rules, chip.cores) if called.startswith(walks.NAME) else None
+    return schedule if cycles is None else dataclasses.replace(schedule, cycles=cycles, open_loops=0)
 
 
 def ask(typed: list[str]) -> dict[str, schedules.Schedule]:

@@ -42,6 +42,7 @@ class Job:
       moved: bytes between memory and chip in a step, where everything that is read or written is so once.
       looped: whether the step is the body of a loop whose length is data.
       facts: more that is known of it, by name.
+      rules: of visibility of its forwards, of one row each.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Job:
     moved: float
     looped: bool
     facts: dict[str, Any]
+    rules: tuple = ()
 
     def trace(self) -> Any:
         """Returns the traced function."""
@@ -166,7 +168,8 @@ def training(options: argparse.Namespace, devices: list[Any]) -> Job:
         jitted=step.make_step(model, config, mesh).jitted, arguments=(state, batch), mesh=mesh,
         flops=rows * work.training(shape, config.objective, one), moved=2.0 * held(state), looped=False,
         facts={"mesh": dict(mesh.shape), "parameters": sum(x.size for x in jax.tree.leaves(params)),
-               "trained": sum(x.size for x in jax.tree.leaves(state.trainable)), "rows_a_chip": rows})
+               "trained": sum(x.size for x in jax.tree.leaves(state.trainable)), "rows_a_chip": rows},
+        rules=tuple(rule for _, _, rule in work.forwards(shape, config.objective, one)))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:

@@ -58,7 +58,7 @@ class Witness:
     Attributes:
       config: of the model it stands for.
       name: of the view it is.
-      asked: gets (view, tokens, pairs of query and visible key) of every forward; None remembers nothing.
+      asked: gets (view, tokens, rule of visibility) of every forward; None remembers nothing.
     """
 
     config: TransformerConfig
@@ -91,10 +91,7 @@ class Witness:
 
     def hidden(self, tokens, told, cache=None, wanted=None):
         if self.asked is not None:
-            rule, length = told.visibility, told.visibility.query_length
-            pieces = [(start, min(_QUERIES, length - start)) for start in range(0, length, _QUERIES)]
-            pairs = sum(int(jnp.sum(rule.queries(*piece).dense())) for piece in pieces)
-            self.asked.append((self.name, tokens.size, pairs))
+            self.asked.append((self.name, tokens.size, told.visibility))
         return jnp.zeros((*tokens.shape, 1)), cache
 
     def head(self, hidden):
@@ -128,6 +125,19 @@ def a_token(config: TransformerConfig) -> dict[str, float]:
     return found
 
 
+def forwards(config: TransformerConfig, objective: Any, batch: dict[str, np.ndarray]) -> list[tuple]:
+    """Returns (view, tokens, rule of visibility) of every forward of a loss; arguments as of `training`."""
+    objective.rows_loss(Witness(config, asked=(asked := [])), objective.prepare(batch, jax.random.key(0)))
+    return asked
+
+
+def _pairs(rule: Any) -> int:
+    """Returns how many pairs of query and key a concrete rule shows."""
+    length = rule.query_length
+    pieces = [(start, min(_QUERIES, length - start)) for start in range(0, length, _QUERIES)]
+    return sum(int(jnp.sum(rule.queries(*piece).dense())) for piece in pieces)
+
+
 def training(config: TransformerConfig, objective: Any, batch: dict[str, np.ndarray]) -> float:
     """Returns the flops that one step needs, nothing computed twice and only what is visible read.
 
@@ -140,12 +150,11 @@ def training(config: TransformerConfig, objective: Any, batch: dict[str, np.ndar
       batch: of as many rows as are to be counted; concrete.
     """
     rows = objective.prepare(batch, jax.random.key(0))
-    objective.rows_loss(Witness(config, asked=(asked := [])), rows)
     predictions = products(jax.make_jaxpr(lambda rows: objective.rows_loss(Witness(config), rows)[0])(rows)) / 2
     attention = sum(parts(kind)[0] == "attention" for kind in config.pattern) * config.num_periods
     trained, weights, total = objective.trains, a_token(config), 0.0
-    for view, tokens, pairs in asked:
-        of_pairs = 4.0 * config.num_heads * config.head_dim * attention * pairs
+    for view, tokens, rule in forwards(config, objective, batch):
+        of_pairs = 4.0 * config.num_heads * config.head_dim * attention * _pairs(rule)
         total += (1 if trained and view != trained else 3) * (weights[view] * tokens + of_pairs)
     head = 2.0 * config.hidden_size * config.vocab_size * predictions
     return total + (2 if trained else 3) * head

@@ -19,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.attention.scores import Scoring
-from pallas_kernels.attention.tiles import FULL, PARTIAL, tile_classes, work_list
+from pallas_kernels.attention.scores import LOG2_E, Scoring
+from pallas_kernels.attention.tiles import FULL, PARTIAL, RANKED, tile_classes, work_list
 from pallas_kernels.attention.visibility import Visibility
 
 _NEG = -1e30
@@ -51,11 +51,13 @@ def pack_metadata(mask: Visibility, heads: Heads | None = None) -> tuple[jax.Arr
     return rows(mask.query_fields, head_q), rows(mask.key_fields, head_k)
 
 
-def _tile_visible(meta_q, meta_k, keys_first, ruled, mixed):
-    """Visibility of a tile from its packed metadata: (Q, X), or (X, Q) when keys_first.
+def _tile_visible(meta_q, meta_k, keys_first, kind, mixed):
+    """Visibility of a tile from its packed metadata: (Q, X), or (X, Q) when keys_first; None where all is visible.
 
-    ruled: apply the visibility rule; mixed: rows of several heads share the tile and see only their own key head.
+    kind: class of the tile; mixed: rows of several heads share the tile and see only their own key head.
     """
+    if kind == FULL and not mixed:
+        return None
     if keys_first:
         k, q = meta_k.T, meta_q
         q_row, k_row = (lambda r: q[r:r + 1]), (lambda r: k[:, r:r + 1])
@@ -63,11 +65,18 @@ def _tile_visible(meta_q, meta_k, keys_first, ruled, mixed):
         q, k = meta_q.T, meta_k
         q_row, k_row = (lambda r: q[:, r:r + 1]), (lambda r: k[r:r + 1])
     own = (q_row(4) == k_row(3)) if mixed else None
-    if not ruled:
+    if kind == FULL:
         return own
-    ranked = (q_row(0) <= k_row(0)) & (k_row(0) <= q_row(1))
-    seen = ranked | ((q_row(2) == k_row(1)) & (k_row(1) >= 0) & (k_row(2) <= q_row(3)))
+    seen = (q_row(0) <= k_row(0)) & (k_row(0) <= q_row(1))
+    if kind == PARTIAL:
+        seen = seen | ((q_row(2) == k_row(1)) & (k_row(1) >= 0) & (k_row(2) <= q_row(3)))
     return seen & own if mixed else seen
+
+
+def _visit(kind, visit):
+    """Calls `visit` with the class of this step's tile, a compile-time constant in each branch."""
+    for known in (FULL, PARTIAL, RANKED):
+        pl.when(kind == known)(functools.partial(visit, known))
 
 
 def _divide(index, size: int):
@@ -95,44 +104,53 @@ def _forward_kernel(rows, tiles, q, k, v, meta_q, meta_k, out, lse, top, total, 
         total[...] = jnp.zeros_like(total)
         acc[...] = jnp.zeros_like(acc)
 
-    def visit(ruled):
-        masked = ruled or mixed
-        scores = score(_dot(q[...], _rows(k), (1, 1)))
-        if masked:
-            scores = jnp.where(_tile_visible(meta_q[...], meta_k[...], False, ruled, mixed), scores, _NEG)
-        old = top[:, :1]
+    def visit(kind):
+        scores = score.base_2(_dot(q[...], _rows(k), (1, 1)))
+        seen = _tile_visible(meta_q[...], meta_k[...], False, kind, mixed)
+        scores = scores if seen is None else jnp.where(seen, scores, _NEG)
+        # every lane of a statistic holds the same, so that none is spread over lanes again
+        old = top[...]
         new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp(scores - new)
-        if masked:  # a row without any visible key yet has new = _NEG, where exp gives one
-            weights = jnp.where(scores > 0.5 * _NEG, weights, 0.0)
-        shrink = jnp.exp(old - new)
-        total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-        acc[...] = acc[...] * shrink + _dot(weights.astype(v.dtype), _rows(v), (1, 0))
-        top[...] = jnp.broadcast_to(new, top.shape)
+        # a row without any visible key yet has new = _NEG; measured from 0 its weights are zero
+        level = new if seen is None else jnp.where(new > 0.5 * _NEG, new, 0.0)
+        weights, shrink = jnp.exp2(scores - _wide(level, scores.shape[1])), jnp.exp2(old - level)
+        total[...] = total[...] * shrink + _lane_sums(weights)
+        acc[...] = acc[...] * _wide(shrink, acc.shape[1]) + _dot(weights.astype(v.dtype), _rows(v), (1, 0))
+        top[...] = new
 
-    pl.when(kind == FULL)(lambda: visit(False))
-    pl.when(kind == PARTIAL)(lambda: visit(True))
+    _visit(kind, visit)
 
     @pl.when(last)
     def _():
-        sums = total[:, :1]
+        sums = jnp.sum(total[...], axis=1, keepdims=True)
         blind = sums == 0.0
         safe = jnp.where(blind, 1.0, sums)
         out[...] = (acc[...] / safe).astype(out.dtype)
-        column = jnp.where(blind, -_NEG, top[:, :1] + jnp.log(safe))
-        lse[...] = jnp.broadcast_to(column, top.shape).T[0:1, :]
+        column = jnp.where(blind, -_NEG, top[...] * (1.0 / LOG2_E) + jnp.log(safe))
+        lse[...] = column.T[0:1, :]
 
 
-def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed):
+def _wide(x, width: int):
+    """(Q, width) of (Q, lanes) whose lanes are alike."""
+    if width % _LANES:
+        return x[:, :width] if width < _LANES else jnp.broadcast_to(x[:, :1], (x.shape[0], width))
+    return jnp.concatenate([x] * (width // _LANES), axis=1)
+
+
+def _lane_sums(x):
+    """(Q, lanes) sums of every lanes-th column of (Q, X); their sum over lanes is that over the row."""
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % _LANES))) if x.shape[1] % _LANES else x
+    return sum(x[:, i:i + _LANES] for i in range(0, x.shape[1], _LANES))
+
+
+def _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, kind, mixed):
     """(X, Q) weights and cotangents of the products of one tile."""
-    scores = score(_dot(k[...], q[...], (1, 1)))
-    if ruled or mixed:
-        seen = _tile_visible(meta_q[...], meta_k[...], True, ruled, mixed)
-        weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - lse[...], 0.0)), 0.0)
-    else:
-        weights = jnp.exp(scores - lse[...])
+    scores = score.base_2(_dot(k[...], q[...], (1, 1)))
+    weights = jnp.exp2(scores - lse[...] * LOG2_E)
+    seen = _tile_visible(meta_q[...], meta_k[...], True, kind, mixed)
+    weights = weights if seen is None else jnp.where(seen, weights, 0.0)
     d_weights = _dot(v[...], d_out[...], (1, 1))
-    return weights, score.pull_back(scores, weights * (d_weights - delta[...]))
+    return weights, score.pull_back(scores, weights * (d_weights - delta[...]), 1.0 / LOG2_E)
 
 
 def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out, dq, acc, *, score, mixed):
@@ -142,12 +160,11 @@ def _query_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_o
     def _():
         acc[...] = jnp.zeros_like(acc)
 
-    def visit(ruled):
-        _, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed)
+    def visit(kind):
+        _, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, kind, mixed)
         acc[...] += _dot(d_products.astype(k.dtype), k[...], (0, 0))
 
-    pl.when(kind == FULL)(lambda: visit(False))
-    pl.when(kind == PARTIAL)(lambda: visit(True))
+    _visit(kind, visit)
 
     @pl.when(last)
     def _():
@@ -164,13 +181,12 @@ def _key_gradient_kernel(rows, tiles, q, k, v, meta_q, meta_k, lse, delta, d_out
         acc_k[...] = jnp.zeros_like(acc_k)
         acc_v[...] = jnp.zeros_like(acc_v)
 
-    def visit(ruled):
-        weights, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, ruled, mixed)
+    def visit(kind):
+        weights, d_products = _transposed_tile(q, k, v, meta_q, meta_k, lse, delta, d_out, score, kind, mixed)
         acc_v[...] += _dot(weights.astype(d_out.dtype), d_out[...], (1, 0))
         acc_k[...] += _dot(d_products.astype(q.dtype), q[...], (1, 0))
 
-    pl.when(kind == FULL)(lambda: visit(False))
-    pl.when(kind == PARTIAL)(lambda: visit(True))
+    _visit(kind, visit)
 
     @pl.when(last & (member == group - 1))
     def _():

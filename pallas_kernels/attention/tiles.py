@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention.visibility import Visibility
 
-EMPTY, FULL, PARTIAL = 0, 1, 2
+EMPTY, FULL, PARTIAL, RANKED = 0, 1, 2, 3  # RANKED: partial, and ranks alone say what is visible
 _LOW, _HIGH = -(2 ** 31), 2 ** 31 - 1
 
 
@@ -26,7 +26,7 @@ def pad_mask(mask: Visibility, queries: int, keys: int) -> Visibility:
 
 
 def tile_classes(mask: Visibility, block_q: int, block_k: int) -> jax.Array:
-    """EMPTY, FULL or PARTIAL for every pair of tiles.
+    """EMPTY, FULL, PARTIAL or RANKED for every pair of tiles.
 
     Never calls a tile empty that holds a visible pair, nor full one that hides a pair; a partial verdict may be
     cautious.
@@ -56,8 +56,8 @@ def tile_classes(mask: Visibility, block_q: int, block_k: int) -> jax.Array:
     one_group = ((q(low(group_q)) == q(high(group_q))) & (q(low(group_q)) == k(low(group_k)))
                  & (k(low(group_k)) == k(high(group_k))))
     all_grouped = one_group & (q(low(group_q)) >= 0) & (k(high(order_k)) <= q(low(order_q)))
-    some_visible = ranked | grouped
-    return jnp.where(some_visible, jnp.where(all_ranked | all_grouped, FULL, PARTIAL), EMPTY).astype(jnp.int32)
+    partial = jnp.where(grouped, PARTIAL, jnp.where(ranked, RANKED, EMPTY))
+    return jnp.where((ranked | grouped) & (all_ranked | all_grouped), FULL, partial).astype(jnp.int32)
 
 
 class WorkList(NamedTuple):

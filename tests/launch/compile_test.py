@@ -16,8 +16,10 @@ import pytest
 import configs
 from configs.tiny import MODEL
 from dlm_jax import objectives
+from dlm_jax.nn import visibility as vis
 from launch import compile as launcher
-from launch.compile import chips, environment, hlo, kernels, programs, report, schedules, work
+from launch.compile import chips, environment, hlo, kernels, programs, report, schedules, walks, work
+from pallas_kernels import block_mask_attention
 from tests.conftest import ROOT
 
 COMPILER = pytest.mark.skipif(
@@ -127,6 +129,38 @@ def test_a_schedule_counts_bundles_times_the_trips_of_the_loops_around_them():
     assert schedules.parse(text) == schedules.Schedule(bundles=9, cycles=2 + 4 * 10 + 3 * 40, open_loops=0)
     dynamic = schedules.parse(text.replace("%s2, 10", "%s2, %s3"))
     assert (dynamic.cycles, dynamic.open_loops) == (2 + 4 + 3 * 4, 1)
+
+
+def test_a_schedule_tells_apart_what_may_be_skipped():
+    text = """
+   0x1 LB: > { %s2 = sphi 0 } /* Start region 5 */
+   0x2   : > { %9 = sbr.rel (%p1) target = $region9 }
+   0x3   : > { %9 = sbr.rel (%p2) target = $region7 } /* Start region 6 */
+   0x4   : > { %s4 = smov 0 }
+   0x5 PF: > { %s4 = smov 0 } /* Start/End empty region 7 :: Start region 8 */
+   0x6   : > { %9 = sbr.rel (%p3) target = $region8 }
+   0x7   : > { %s4 = smov 0 }
+   0x8 PF: > { %s4 = smov 0 } /* Start region 8 */
+   0x9 PF: > { %9 = sbr.rel (!%p4) target = $region5 } /* Start region 9 */
+"""
+    found = schedules.parse(text)
+    assert (found.body, found.branches, found.open_loops) == (9, (2, 2), 1)
+
+
+def test_a_walk_takes_the_tiles_that_its_rule_shows():
+    """Causal, 1,024 tokens: two tiles on the diagonal and one whole; two heads on each of two cores, three rows."""
+    q, k = (jax.ShapeDtypeStruct((3, 1024, heads, 128), jnp.bfloat16) for heads in (4, 2))
+    rule = vis.causal(jnp.ones((1, 1024), bool))
+    run = lambda q, k: jax.grad(lambda q, k: jnp.sum(block_mask_attention(
+        q, k, k, rule, backend="tpu").astype(jnp.float32)), (0, 1))(q, k)
+    found = {key.partition(" ")[0]: eqn for key, eqn in kernels.of_jaxpr(jax.make_jaxpr(run)(q, k)).items()}
+    schedule = schedules.Schedule(200, 200, 1, body=100, branches=(5, 20, 40, 30, 3))
+    row = 3 * (100 - 98) + 1 * 20 + 2 * 30 + 2 * 8
+    for name, programs in (("forward", 4), ("dq", 4), ("dkv", 2 * 2)):
+        name = f"{walks.NAME}_{name}"
+        for cores in (1, 2):
+            assert walks.cycles(schedule, name, found[name], [rule], cores) == 3 * programs // cores * row
+        assert walks.cycles(schedule, name, found[name], [vis.causal(jnp.ones((1, 512), bool))], 1) is None
 
 
 def test_products_are_counted_over_scans_and_the_dearest_of_loops_that_exclude_each_other():

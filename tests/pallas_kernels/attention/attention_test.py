@@ -208,7 +208,7 @@ def test_kernels_follow_any_rule(module):
     index = jnp.arange(96, dtype=jnp.int32)[None]
     tail = by_rank(0 * index[:, :64], index[:, 32:], index)
     rule = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), random_mask(np.random.default_rng(0), 1, 64, 96), tail)
-    assert set(np.unique(tiles.tile_classes(rule, 32, 32))) == {tiles.EMPTY, tiles.FULL, tiles.PARTIAL}
+    assert set(np.unique(tiles.tile_classes(rule, 32, 32))) == {tiles.EMPTY, tiles.FULL, tiles.PARTIAL, tiles.RANKED}
     got, want = module_gradients(module, rule, 32, True)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, np.abs(b).max()), err_msg=name)
