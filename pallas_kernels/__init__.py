@@ -6,5 +6,5 @@ from pallas_kernels.gated_delta.api import two_stream_gated_delta
 from pallas_kernels.gated_delta.short_conv import short_conv
 from pallas_kernels.gated_delta.streams import Stream, TwoStreamOutput
 
-__all__ = ["Stream", "TwoStreamOutput", "Visibility", "attention_problem", "block_mask_attention", "short_conv", "two_stream_gated_delta",
-           "use_backend"]
+__all__ = ["Stream", "TwoStreamOutput", "Visibility", "attention_problem", "block_mask_attention", "short_conv",
+           "two_stream_gated_delta", "use_backend"]

@@ -76,7 +76,8 @@ class Attention(Owner):
             k, v = (x.astype(q.dtype) for x in kv_cache.read(cache, layer))
         if context is not None:
             k, v = kv_cache.extended(context, k, v)
-        out = attention(q, k, v, asked.visibility, form=self.form)
+        cached = cache is not None and context is None  # and lies with heads first
+        out = attention(q, k, v, asked.visibility, form=self.form, heads_first=cached)
         out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
         return merge(out, weight), cache

@@ -36,7 +36,8 @@ DENSE_LIMIT = 1 << 25  # logits (B x N x T x S) up to which the dense form is us
 
 
 def attention(
-    q: Array, k: Array, v: Array, visibility: Visibility | Array, *, scale: float | None = None, form: str = "auto"
+    q: Array, k: Array, v: Array, visibility: Visibility | Array, *, scale: float | None = None, form: str = "auto",
+    heads_first: bool = False
 ) -> Array:
     """Softmax attention of every query over the keys it sees; a query that sees none gets zeros.
 
@@ -48,6 +49,7 @@ def attention(
       scale: factor on the logits, unitless; default H ** -0.5.
       form: "reference" holds all T x S logits; "chunked" holds 128 x S at a time, forward and backward, so
         its memory is O(T); "kernel" skips tiles nobody sees; "auto" picks one of them, see above.
+      heads_first: whether k and v are views of (B, K, S, H) arrays, such as a cache; the kernel reads them as they lie.
 
     Returns:
       (B, T, N, H) in q's dtype.
@@ -69,25 +71,27 @@ def attention(
         raise ValueError(f"visibility is over {shape} (queries, keys) but q and k hold {(T, S)}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if form == "auto":
-        form = _automatic(q, k, visibility)
+        form = _automatic(q, k, visibility, heads_first)
     if form == "reference":
         return _dense(q, k, v, visibility.dense() if ruled else visibility, scale)
-    return (_kernel if form == "kernel" else _chunked)(q, k, v, visibility, scale=scale)
+    if form == "kernel":
+        return _kernel(q, k, v, visibility, scale, heads_first)
+    return _chunked(q, k, v, visibility, scale=scale)
 
 
-def _automatic(q: Array, k: Array, visibility: Visibility | Array) -> str:
+def _automatic(q: Array, k: Array, visibility: Visibility | Array, heads_first: bool) -> str:
     """Returns the form that these arrays take by the rule at the top of this file."""
     B, T, N, _ = q.shape
     if not isinstance(visibility, Visibility):
         return "reference"
-    if T >= FEW and attention_problem(q, k) is None and devices.can_share(q, B, k.shape[2]):
+    if T >= FEW and attention_problem(q, k, heads_first=heads_first) is None and devices.can_share(q, B, k.shape[2]):
         return "kernel"
     return "reference" if B * N * T * k.shape[1] <= DENSE_LIMIT or T <= CHUNK else "chunked"
 
 
-def _kernel(q: Array, k: Array, v: Array, visibility: Visibility, *, scale: float) -> Array:
+def _kernel(q: Array, k: Array, v: Array, visibility: Visibility, scale: float, heads_first: bool) -> Array:
     B, K = q.shape[0], k.shape[2]
-    run = functools.partial(block_mask_attention, scale=scale)
+    run = functools.partial(block_mask_attention, scale=scale, heads_first=heads_first)
     if not devices.can_share(q, B, K):
         alone = devices.mesh_of(q).empty  # then the caller knows better, who asked for a kernel by name
         return run(q, k, v, visibility, backend=None if alone else "xla")

@@ -224,7 +224,7 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     if len(devices) == 1:
         state = _whole(jax.eval_shape(begin, *arguments), mesh)
     else:
-        with use_backend("xla"):  # a kernel is not split over devices: with several, a prefill takes plain forms
+        with use_backend("xla"):  # only where its state lies is asked: plain forms compile sooner
             lowered = begin.lower(*arguments)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                              lowered.out_info, lowered.compile().output_shardings)

@@ -22,6 +22,7 @@ from pallas_kernels.attention.visibility import Visibility
 _PACKED_WORK = 4096
 # The TPU kernels keep their list of tiles in scalar memory, 1 MiB in all; this many take half of it.
 _MAX_TILES = 1 << 16
+_EDGE = 512  # of a tile
 
 
 class _Call(NamedTuple):
@@ -125,9 +126,13 @@ def _round(n: int, multiple: int) -> int:
 
 
 class _Layout(NamedTuple):
-    """How a backend cuts a call: heads folded into rows or not, tile edges, padded rows, tiles of one batch row."""
+    """How a backend cuts a call: query heads folded into rows, tile edges, padded rows, tiles of one batch row.
+
+    packed: all heads share the row axes, those of keys, too.
+    """
 
     packed: bool
+    fold: int
     block_q: int
     block_k: int
     rows_q: int
@@ -135,24 +140,28 @@ class _Layout(NamedTuple):
     tiles: int
 
 
-def _layout(q, k, block_q: int | None, block_k: int | None, backend: str) -> _Layout:
+def _layout(q, k, block_q: int | None, block_k: int | None, backend: str, heads_first: bool = False) -> _Layout:
     """Tile edges default to 512, which amortises a grid step, on TPU; GPU kernels hold their tiles in registers."""
     (_, queries, heads, _), (_, keys, key_heads, _) = q.shape, k.shape
-    packed = (backend in ("tpu", "interpret") and heads > 1 and heads * queries * key_heads <= _PACKED_WORK
+    mosaic = backend in ("tpu", "interpret")
+    packed = (mosaic and not heads_first and heads > 1 and heads * queries * key_heads <= _PACKED_WORK
               and queries < keys and 16 % key_heads == 0)
-    if packed:
-        queries, keys = queries * heads, keys * key_heads
+    # the query heads of a key head fill a tile that few queries of one head would not
+    fold = heads if packed else heads // key_heads if mosaic and queries < _EDGE else 1
+    queries, keys = queries * fold, keys * key_heads if packed else keys
     if block_q is None:
-        block_q = 64 if backend == "gpu" else min(512, _round(queries, 128)) if queries >= 128 else _round(queries, 16)
+        block_q = 64 if backend == "gpu" else min(_EDGE, _round(queries, 128)) if queries >= 128 else _round(
+            queries, 16)
     if block_k is None:
-        # an edge that divides the keys spares a padded copy of a long cache
-        block_k = 64 if backend == "gpu" else max((b for b in (512, 384, 256, 128) if keys % b == 0),
-                                                  default=min(512, _round(keys, 128)))
+        # an edge that divides the keys spares a padded copy of a long cache; few rows afford longer tiles of keys
+        longest = (2048, 1024) if heads_first and block_q <= 128 else ()
+        block_k = 64 if backend == "gpu" else max((b for b in (*longest, _EDGE, 384, 256, 128) if keys % b == 0),
+                                                  default=min(_EDGE, _round(keys, 128)))
     rows_q, rows_k = _round(queries, block_q), _round(keys, block_k)
-    return _Layout(packed, block_q, block_k, rows_q, rows_k, rows_q // block_q * (rows_k // block_k))
+    return _Layout(packed, fold, block_q, block_k, rows_q, rows_k, rows_q // block_q * (rows_k // block_k))
 
 
-def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
+def _problem(q, k, edges: dict[str, int | None], heads_first: bool, backend: str) -> str | None:
     """Why a kernel backend cannot take these arrays or tile edges, or None."""
     if q.dtype not in (jnp.float32, jnp.bfloat16):
         return f"dtype {q.dtype} (kernels take float32 and bfloat16)"
@@ -163,7 +172,7 @@ def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
             return f"{name}={edge} (TPU tiles are multiples of 128)"
         if backend == "gpu" and edge and edge & (edge - 1):
             return f"{name}={edge} (GPU tiles are powers of two)"
-    layout = _layout(q, k, **edges, backend=backend)
+    layout = _layout(q, k, **edges, backend=backend, heads_first=heads_first)
     if backend == "tpu" and layout.tiles > _MAX_TILES:
         return f"{layout.tiles} tiles for {q.shape[1]} queries and {k.shape[1]} keys (scalar memory lists {_MAX_TILES})"
     if backend == "gpu":
@@ -175,17 +184,19 @@ def _problem(q, k, edges: dict[str, int | None], backend: str) -> str | None:
     return None
 
 
-def attention_problem(q: jax.Array, k: jax.Array, backend: str | None = None) -> str | None:
+def attention_problem(q: jax.Array, k: jax.Array, backend: str | None = None, heads_first: bool = False) -> str | None:
     """Why no kernel takes these arrays, or None where one does.
 
     Args:
       q: (B, T, N, H), or its shape and dtype. k: (B, S, K, H).
       backend: one of "tpu", "gpu" and "interpret"; None asks of the one that would be picked, "xla" has no kernel.
+      heads_first: see `block_mask_attention`.
     """
     backend = dispatch.automatic_backend() if backend is None else backend
     if backend == "xla":
         return "backend 'xla' has no kernel"
-    return dispatch.device_problem(backend) or _problem(q, k, {"block_q": None, "block_k": None}, backend)
+    return dispatch.device_problem(backend) or _problem(
+        q, k, {"block_q": None, "block_k": None}, heads_first, backend)
 
 
 def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Visibility):
@@ -200,12 +211,12 @@ def _attend_rows(call: _Call, tiles: int, q, k, v, mask: Visibility):
 
 def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibility, *, scale: float | None = None,
                          soft_cap: float | None = None, backend: str | None = None, block_q: int | None = None,
-                         block_k: int | None = None) -> jax.Array:
+                         block_k: int | None = None, heads_first: bool = False) -> jax.Array:
     """softmax(scale q k^T) v over the keys each query may see, by tiles that hold at least one visible pair.
 
-    A few queries against many keys take the decode form: all heads share one tile, the cache is read in place, and of
-    it only key tiles with something visible, such as the valid prefix of each row. (Heads of width 64 fill half a TPU's
-    lanes: there the compiler first copies the cache to pad them.)
+    Of a long cache only key tiles with something visible are read, such as the valid prefix of each row, and in place:
+    with few queries all heads share one tile where tokens come before heads, and the query heads of a key head do where
+    heads come first. (Heads of width 64 fill half a TPU's lanes: the compiler then copies the cache to pad them.)
 
     Args:
       q: (B, T, N, H) float32 or bfloat16 (float64 with the XLA form).
@@ -215,6 +226,7 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibil
       soft_cap: scores become soft_cap * tanh(scores / soft_cap) before the softmax; no cap when None.
       backend: None picks by platform; "xla", "tpu", "gpu" or "interpret" insist.
       block_q, block_k: tile edges, for tuning; multiples of 16, of 128 on TPU, powers of two on GPU.
+      heads_first: whether k and v are views of (B, K, S, H) arrays, and are read as those lie.
     Returns:
       (B, T, N, H), dtype of q; zeros for a query that sees nothing.
     Raises:
@@ -230,15 +242,14 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibil
             raise ValueError(f"{name}={value}; expected a multiple of 16, or None.")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap}; expected a positive number, or None for no cap.")
-    chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q, k, edges))
-    layout = _layout(q, k, **edges, backend=chosen)
+    chosen = dispatch.choose("block_mask_attention", backend, functools.partial(_problem, q, k, edges, heads_first))
+    layout = _layout(q, k, **edges, backend=chosen, heads_first=heads_first)
     mask = jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(a, jnp.int32), (batch, a.shape[1])), mask)
-    if layout.packed:
-        # rows are (token, head) pairs, so that a long cache is neither transposed nor copied
-        q = q.reshape(batch, 1, queries * heads, width)
-        mask = mask.map(lambda a: jnp.repeat(a, heads, axis=1), lambda a: jnp.repeat(a, key_heads, axis=1))
-    else:
-        q = jnp.moveaxis(q, 2, 1)
+    fold, fold_k = layout.fold, key_heads if layout.packed else 1
+    # rows are (token, head) pairs, of all heads so that a long cache is neither transposed nor copied
+    q = jnp.moveaxis(q.reshape(batch, queries, heads // fold, fold, width), 2, 1).reshape(batch, -1, queries * fold,
+                                                                                         width)
+    mask = mask.map(lambda a: jnp.repeat(a, fold, axis=1), lambda a: jnp.repeat(a, fold_k, axis=1))
     in_place = layout.packed and key_heads > 1   # the axis of a single key head moves without a copy
     if not in_place:
         k, v = (jnp.moveaxis(a, 2, 1) for a in (k, v))
@@ -251,4 +262,5 @@ def block_mask_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: Visibil
     call = _Call(chosen, score, layout.block_q, layout.block_k, (heads, key_heads) if in_place else (1, 1))
     mask = pad_mask(mask, layout.rows_q, layout.rows_k)
     out = _attend_rows(call, layout.tiles, pad(q, 2, layout.rows_q), k, v, mask)[:, :, :rows]
-    return out.reshape(batch, queries, heads, width) if layout.packed else jnp.moveaxis(out, 1, 2)
+    out = out.reshape(batch, heads // fold, queries, fold, width)
+    return jnp.moveaxis(out, 1, 2).reshape(batch, queries, heads, width)

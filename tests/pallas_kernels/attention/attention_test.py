@@ -165,10 +165,11 @@ def test_blind_rows_are_zero_with_zero_gradient(x64):
 @pytest.mark.parametrize("mask, heads, key_heads, width, options", [
     (two_stream(DOCUMENTS, 4, 2), 4, 2, 16, dict(block_q=48, block_k=32)),
     (ragged_decode(jnp.asarray([5, 200]), 3, 300), 8, 2, 64, {}),
+    (ragged_decode(jnp.asarray([5, 700]), 3, 1024), 6, 2, 16, dict(heads_first=True)),
     pytest.param(layouts.window([5, 200], 300, 2, 5), 8, 1, 64, {}, marks=pytest.mark.slow),
     pytest.param(causal(jnp.ones((1, 700), bool)), 2, 1, 64, {}, marks=pytest.mark.slow),
     pytest.param(layouts.blocks_over_context(200, [[9] * 8 + [-1] * 8], 8), 2, 2, 128, {}, marks=pytest.mark.slow),
-], ids=["two-stream", "decode", "trust", "causal", "orthrus"])
+], ids=["two-stream", "decode", "heads-first", "trust", "causal", "orthrus"])
 def test_tpu_kernels_in_interpretation(x64, mask, heads, key_heads, width, options):
     compare(mask, heads, key_heads, width, jnp.float32, 1e-5, backend="interpret", **options)
 

@@ -98,7 +98,8 @@ def test_tile_classes_are_safe_on_random_metadata():
         pieces = np.asarray(mask.dense()).reshape(2, 8, 4, 12, 4)
         assert np.all(classes[pieces.any((2, 4))] != tiles.EMPTY)
         assert np.all(pieces.all((2, 4))[classes == tiles.FULL])
-        by_rank = (mask.floor_q[:, :, None] <= mask.rank_k[:, None]) & (mask.rank_k[:, None] <= mask.limit_q[:, :, None])
+        floor, limit, rank = mask.floor_q[:, :, None], mask.limit_q[:, :, None], mask.rank_k[:, None]
+        by_rank = (floor <= rank) & (rank <= limit)
         alike = (pieces == np.asarray(by_rank).reshape(pieces.shape)).all((2, 4))
         assert np.all(alike[classes == tiles.RANKED])
 
