@@ -44,7 +44,9 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
     from dlm_jax.decode import asynclane
     from launch import decoders
 
-    block, sure = options.block, decode.Threshold(options.threshold)
+    block = options.block
+    rule, sure = (f"top {options.top_n}", decode.TopN(options.top_n)) if options.top_n else (
+        "threshold", decode.Threshold(options.threshold))
     lanes = dict(block_size=block, lookahead=block, commit=sure, tau_future=options.threshold,
                  cache=asynclane.Compact(margin=block, refresh_interval=options.refresh_interval))
     full = decode.AsyncLane(boundary=options.boundary, **lanes)
@@ -63,8 +65,7 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
                 "punctuation": full.replace(boundary="punctuation"),
                 f"interval {half}": full.replace(boundary=asynclane.interval_boundary(half))}
     return {"block-wise": asynclane.blockwise(block_size=block),
-            "threshold, dual cache": decode.fast_dllm(block_length=block, threshold=options.threshold,
-                                                      stop=decode.Fill()),
+            f"{rule}, dual cache": decode.fast_dllm(block_length=block, stop=decode.Fill(), commit=sure),
             "several blocks": decode.d3llm(block_length=block, threshold=options.entropy, cache=decode.Dual()),
             "coupled": asynclane.coupled(options.boundary, **lanes),
             "commit and advance": asynclane.commit_and_advance(options.boundary, **lanes), "AsyncLane": full}
@@ -135,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--block", type=int, default=16, help="tokens of a block or lane (default: %(default)s)")
     p.add_argument("--threshold", type=float, default=0.9,
                    help="probability of commits and drafts ahead, but for several blocks (default: %(default)s)")
+    p.add_argument("--top-n", type=int, default=0, metavar="N",
+                   help="commit the N likeliest tokens of a lane a forward, instead of those above --threshold")
     p.add_argument("--entropy", type=float, default=0.3,
                    help="nats up to which several blocks, as d3LLM, commits (default: %(default)s)")
     p.add_argument("--refresh-interval", type=int, default=12, help="iterations (default: %(default)s)")
