@@ -25,7 +25,7 @@ class Needs:
     """What a decoder needs of a model.
 
     Attributes:
-      bidirectional: whether tokens see the whole row by default, or those up to themselves.
+      bidirectional: whether tokens see the whole row by default, or those up to themselves; None for either.
       mask: whether drafts are made from a mask token.
       masked_canvas: whether masks stand on the canvas, so that the mask must be no EOS.
       dual: whether a second view drafts (Orthrus).
@@ -33,7 +33,7 @@ class Needs:
       recurrent: whether layers that keep a state are told what each forward is to them; else they are refused.
     """
 
-    bidirectional: bool
+    bidirectional: bool | None
     mask: bool = False
     masked_canvas: bool = False
     dual: bool = False
@@ -121,7 +121,7 @@ class Decoder(Part):
         if self.guided and not hasattr(config, "guide"):
             raise ValueError(f"{name} needs a guide beside the drafter: model, params = dlm_jax.decode.join(model, "
                              "params, guide_model, guide_params, vocabulary_map)")
-        if config.bidirectional != self.needs.bidirectional:
+        if self.needs.bidirectional not in (None, config.bidirectional):
             kinds = {True: "bidirectional", False: "causal"}
             fix = ("decode it with Autoregressive, or make a masked-diffusion model of it (launch.convert_weights "
                    "to-diffusion) and train that") if self.needs.bidirectional else (

@@ -160,22 +160,30 @@ def _visibility(queries: Queries, keys: Keys, entry: Array, cached: bool) -> vis
         jnp.zeros_like(rank) if order is None else order)
 
 
-def prefill(score: Scorer, request: Request, window: int = 0) -> tuple[Array, Cache, Counts]:
-    """Runs the prompts causally and keeps what a cache keeps of them.
+def prefill(score: Scorer, request: Request, window: int = 0, length: Array | None = None, limit: Array | None = None
+            ) -> tuple[Array, Cache, Counts]:
+    """Runs the prompts and keeps what a cache keeps of them.
 
     Args:
       score: the model.
       request: the batch.
       window: tokens of a later pass that may be undone.
+      length: (B,) int32 first tokens of each prompt that are run; None for all.
+      limit: (B, P) int32 largest rank that each token sees; None for its own.
 
     Returns:
-      (B, 1, D) hidden state of each prompt's last token, a cache of capacity S, and counts with the prefill.
+      (B, 1, D) hidden state of the last token that was run, a cache of capacity S, and counts with the prefill.
     """
     P = request.prompt_capacity
+    length = request.prompt_length if length is None else length
     position = jnp.broadcast_to(jnp.arange(P, dtype=jnp.int32), request.prompt.shape)
-    valid = position < request.prompt_length[:, None]
+    valid = position < length[:, None]
+    seen = vis.causal(valid)
+    if limit is not None:
+        seen = vis.by_rank(jnp.zeros_like(limit), jnp.where(valid, limit, vis.NONE), jnp.where(
+            valid, position, vis.NONE))
     hidden, cache = score.hidden(
-        request.prompt, Pass(position, vis.causal(valid), jnp.where(valid, position, P)),
-        score.init_cache(request.batch, P, window), request.prompt_length[:, None] - 1)
-    counts = Counts.zeros(request.batch).add(PREFILL, request.prompt_length, request.max_new_tokens > 0)
+        request.prompt, Pass(position, seen, jnp.where(valid, position, P)),
+        score.init_cache(request.batch, P, window), jnp.maximum(length - 1, 0)[:, None])
+    counts = Counts.zeros(request.batch).add(PREFILL, length, (request.max_new_tokens > 0) & (length > 0))
     return hidden, cache.grow(request.entries), counts

@@ -124,7 +124,8 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     "qwen3_5_text": _HYBRID + _delta_projections(in_proj_qkv="qkv", in_proj_z="z", in_proj_b="b", in_proj_a="a"),
     "qwen3_next": _HYBRID + _delta_projections(in_proj_qkvz="qkvz", in_proj_ba="ba") + _MOE,
     "orthrus": _with_diffusion_view(_QWEN3), "orthrus-qwen2": _with_diffusion_view(_QWEN2),
-    "llada": _LLADA, "Dream": _QWEN2, "a2d-qwen3": _QWEN3, "a2d-qwen2": _QWEN2}
+    "llada": _LLADA, "Dream": _QWEN2, "a2d-qwen3": _QWEN3, "a2d-qwen2": _QWEN2,
+    "sdar": _QWEN3, "Fast_dLLM_Qwen": _QWEN2}
 _HEADS = {"llada": "model.transformer.ff_out.weight"}
 
 # buffers that old exporters wrote beside the weights; they follow from the config

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from dlm_jax.conventions import Conventions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
@@ -15,8 +16,10 @@ class Family:
       architecture: class name in config.json.
       qk_norm: queries and keys are normalised per head before RoPE.
       qkv_bias: the q, k and v projections carry a bias.
-      bidirectional: every token sees every other; else those up to itself.
-      shift: the output at index i predicts the token at i + shift.
+      conventions: of a diffusion model; None where every token sees those up to itself and predicts the next.
+      block_size, mask_token_id: of the released checkpoints, where their configs do not say; the mask is left out
+        where the vocabulary does not hold it.
+      renamed: fields of ours under the family's own names.
       dual: a second attention set in every layer, the diffusion view.
       gated_attention: q_proj also makes a gate per query head, whose sigmoid scales what the head returns.
       centred_norms: scales of norms are stored less one.
@@ -25,12 +28,17 @@ class Family:
     architecture: str
     qk_norm: bool = False
     qkv_bias: bool = False
-    bidirectional: bool = False
-    shift: int = 1
+    conventions: Conventions | None = None
+    block_size: int | None = None
+    mask_token_id: int | None = None
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dual: bool = False
     gated_attention: bool = False
     centred_norms: bool = False
 
+
+_SHIFTED = Conventions(logits="shifted")
+_BLOCKS = Conventions(prompt="block-causal", grid="absolute", commit="block-bidirectional")
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True),
@@ -41,10 +49,14 @@ FAMILIES: Mapping[str, Family] = {
         architecture="Qwen3NextForCausalLM", qk_norm=True, gated_attention=True, centred_norms=True),
     "orthrus": Family(architecture="OrthrusLM", qk_norm=True, dual=True),
     "orthrus-qwen2": Family(architecture="OrthrusQwen2LM", qkv_bias=True, dual=True),
-    "llada": Family(architecture="LLaDAModelLM", bidirectional=True, shift=0),
-    "Dream": Family(architecture="DreamModel", qkv_bias=True, bidirectional=True),
-    "a2d-qwen3": Family(architecture="A2DQwen3LMHeadModel", qk_norm=True, bidirectional=True, shift=0),
-    "a2d-qwen2": Family(architecture="A2DQwen2LMHeadModel", qkv_bias=True, bidirectional=True, shift=0),
+    "llada": Family(architecture="LLaDAModelLM", conventions=Conventions()),
+    "Dream": Family(architecture="DreamModel", qkv_bias=True, conventions=_SHIFTED),
+    "a2d-qwen3": Family(architecture="A2DQwen3LMHeadModel", qk_norm=True, conventions=Conventions()),
+    "a2d-qwen2": Family(architecture="A2DQwen2LMHeadModel", qkv_bias=True, conventions=Conventions()),
+    "sdar": Family(architecture="SDARForCausalLM", qk_norm=True, conventions=_BLOCKS, mask_token_id=151669),
+    "Fast_dLLM_Qwen": Family(
+        architecture="Fast_dLLM_QwenForCausalLM", qkv_bias=True, block_size=32, mask_token_id=151665,
+        conventions=_BLOCKS.replace(logits="shifted", seed="autoregressive"), renamed={"block_size": "bd_size"}),
 }
 
 
@@ -126,6 +138,7 @@ class TransformerConfig:
       partial_rotary_factor: share of a head's width that RoPE turns, its first dimensions.
       gated_delta, moe: shapes of such layers, None where the pattern has none.
       logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
+      conventions: in place of the family's; None keeps them.
     """
 
     family: str = "qwen3"
@@ -148,6 +161,7 @@ class TransformerConfig:
     block_size: int | None = None
     logit_shift: int | None = None
     noisy_shift: int | None = None
+    conventions: Conventions | None = None
     pattern: tuple[str, ...] = ("attention",)
     partial_rotary_factor: float = 1.0
     gated_delta: GatedDelta | None = None
@@ -217,14 +231,24 @@ class TransformerConfig:
         return FAMILIES[self.family].qkv_bias
 
     @property
+    def convention(self) -> Conventions | None:
+        """How the model was taught to denoise; None where nothing says that it was."""
+        told = self.conventions or FAMILIES[self.family].conventions
+        if told is None and self.noisy_shift is not None:  # FLARE
+            told = Conventions(prompt="causal", seed="autoregressive", commit="causal")
+        shift = self.noisy_shift if self.logit_shift is None else self.logit_shift
+        return told if told is None or shift is None else told.replace(logits="shifted" if shift else "same")
+
+    @property
     def bidirectional(self) -> bool:
-        """Whether every token sees every other by default, not only those up to itself."""
-        return FAMILIES[self.family].bidirectional
+        """Whether tokens see some that follow them by default, not only those up to themselves."""
+        return self.convention is not None and self.convention.prompt != "causal"
 
     @property
     def shift(self) -> int:
-        """The output at index i predicts the token at i + shift."""
-        return FAMILIES[self.family].shift if self.logit_shift is None else self.logit_shift
+        """The output at index i predicts the token at i + shift; of a model that does both, its autoregressive one."""
+        told = self.convention
+        return 1 if told is None or (told.prompt, told.seed) == ("causal", "autoregressive") else told.shift
 
     @property
     def dual(self) -> bool:

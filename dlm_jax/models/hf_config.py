@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dlm_jax.conventions import ACCEPTED, Conventions
 from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, parts
 
 _WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
+_CONVENTIONS = "diffusion_conventions"
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
 _TRAINED = ("block_size", "logit_shift", "noisy_shift")  # what ours say of how they were trained
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "attention"}
@@ -80,10 +83,35 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
         initializer_range=_number(raw, "initializer_range", 0.02),
         max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
-        **{name: _token(raw, name) for name in _SPECIAL_IDS},
-        **{name: _integer(raw, name) for name in _TRAINED if raw.get(name) is not None},
+        **_special_ids(family, raw),
+        **{name: _integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
+        **_told(raw),
         **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
     )
+
+
+def _trained(family: str) -> list[tuple[str, str]]:
+    """Returns names of ours and the family's for how a model was trained."""
+    return [(name, FAMILIES[family].renamed.get(name, name)) for name in _TRAINED]
+
+
+def _special_ids(family: str, raw: Mapping[str, Any]) -> dict[str, int | None]:
+    """Reads special ids, and the mask that all models of a family share where its configs leave it out."""
+    ids = {name: _token(raw, name) for name in _SPECIAL_IDS}
+    usual = FAMILIES[family].mask_token_id
+    if ids["mask_token_id"] is None and usual is not None and usual < _integer(raw, "vocab_size"):
+        ids["mask_token_id"] = usual
+    return ids
+
+
+def _told(raw: Mapping[str, Any]) -> dict[str, Conventions]:
+    """Reads the conventions that a model of ours has in place of its family's."""
+    value = raw.get(_CONVENTIONS)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or set(value) - set(ACCEPTED):
+        raise ValueError(f"{_CONVENTIONS} = {value!r}: expected an object with some of {sorted(ACCEPTED)}")
+    return {"conventions": Conventions(**value)}
 
 
 def _text_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -247,9 +275,11 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     }
     if config.qk_norm:
         raw["attention_bias"] = False
-    for name in (*_SPECIAL_IDS, *_TRAINED):
+    for name, theirs in (*zip(_SPECIAL_IDS, _SPECIAL_IDS), *_trained(config.family)):
         if getattr(config, name) is not None:
-            raw[name] = getattr(config, name)
+            raw[theirs] = getattr(config, name)
+    if config.conventions is not None:
+        raw[_CONVENTIONS] = dataclasses.asdict(config.conventions)
     if config.gated_attention:
         raw |= _layers_to_hf(config)
         raw["rope_parameters"] |= {"partial_rotary_factor": config.partial_rotary_factor}

@@ -100,5 +100,17 @@ class BoundScorer:
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         if visibility is None:
-            visibility = (vis.bidirectional if self.bidirectional else vis.causal)(jnp.ones(tokens.shape, bool))
+            visibility = self._usual(jnp.ones(tokens.shape, bool))
         return self.head(self.hidden(tokens, Pass(positions, visibility))[0])
+
+    def _usual(self, valid: Array) -> vis.Visibility:
+        """Returns what tokens see of each other by the model's conventions."""
+        told = self.model.config.convention
+        if told is None or told.prompt == "causal":
+            return vis.causal(valid)
+        if told.prompt == "full":
+            return vis.bidirectional(valid)
+        if self.block_size is None:
+            raise ValueError(f"tokens of this {self.model.config.family} model see their block, and its config names "
+                             "no block_size: set one, or pass a visibility")
+        return vis.blocks(valid, self.block_size)

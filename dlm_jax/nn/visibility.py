@@ -12,7 +12,7 @@ from jax import Array
 
 from pallas_kernels.attention.visibility import NONE, Visibility, by_rank, causal, token_index, two_stream
 
-__all__ = ["NONE", "Visibility", "bidirectional", "by_rank", "causal", "orthrus_dual", "two_stream"]
+__all__ = ["NONE", "Visibility", "bidirectional", "blocks", "by_rank", "causal", "orthrus_dual", "two_stream"]
 
 LAST = 2**30  # a limit beyond every rank
 
@@ -28,6 +28,18 @@ def bidirectional(valid: Array, document: Array | None = None) -> Visibility:
     if document is not None:
         return by_rank(jnp.maximum(document, 0), document, jnp.where(valid, document, NONE))
     return by_rank(jnp.zeros_like(index), jnp.full_like(index, LAST), jnp.where(valid, index, NONE))
+
+
+def blocks(valid: Array, size: int) -> Visibility:
+    """Every token sees its block, counted from the row's first token, and the blocks before it.
+
+    Args:
+      valid: (B, T) bool, False on padding.
+      size: tokens of a block.
+    """
+    index = token_index(*valid.shape)
+    return by_rank(jnp.zeros_like(index), jnp.where(valid, index // size * size + size - 1, NONE),
+                   jnp.where(valid, index, NONE))
 
 
 def orthrus_dual(valid: Array, limit: Array, block_size: int, floor: Array | None = None) -> Visibility:

@@ -18,7 +18,7 @@ RAW = {
 @pytest.mark.parametrize("tied", [True, False])
 def test_round_trip(family, tied):
     config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5,
-                         block_size=4, logit_shift=1 if FAMILIES[family].bidirectional else None)
+                         block_size=4, logit_shift=1 if tiny_config(family).bidirectional else None)
     assert configs.from_hf(configs.to_hf(config)) == config
     assert config.shift == 1
 

@@ -18,6 +18,7 @@ import importlib.util
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ class Folder:
     def cases(self) -> list[dict]:
         """Every case, as stored."""
         return self._facts["cases"]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is said of the cases."""
+        return self._facts["meta"]
 
     @property
     def tokens(self) -> dict[str, Any]:
@@ -104,17 +110,18 @@ def is_masked(cases: Any) -> bool:
         isinstance(case, dict) and {"id", "kind"} <= case.keys() for case in cases)
 
 
-def run(path: Path) -> tuple[bool, float, str]:
+def run(path: Path, modules: Sequence[str] = MODULES) -> tuple[bool, float, str]:
     """Runs every case of a folder.
 
     Args:
       path: as in the module's docstring.
+      modules: whose runners are used.
 
     Returns:
       Whether all agree, the largest absolute error, and a sentence that counts cases by what came of them.
     """
     folder = Folder(path)
-    found = [importlib.import_module(name) for name in MODULES if importlib.util.find_spec(name)]
+    found = [importlib.import_module(name) for name in modules if importlib.util.find_spec(name)]
     runners = {kind: runner for module in found for kind, runner in module.RUNNERS.items()}
     worst, problems = 0.0, []
     ran, excused, uncovered = (collections.Counter() for _ in range(3))

@@ -52,7 +52,7 @@ def runner(folder: Path) -> Runner | None:
         from tests.oracle import refusion_train
 
         return refusion_train.run
-    from tests.oracle import asynclane, flare_model, kernels, masked, orthrus
+    from tests.oracle import asynclane, flare_model, kernels, masked, orthrus, zoo
 
     if asynclane.files(folder):
         return asynclane.run
@@ -62,6 +62,8 @@ def runner(folder: Path) -> Runner | None:
         return flare
     if orthrus.is_orthrus(facts):
         return orthrus.run
+    if zoo.is_zoo(config, cases):
+        return zoo.run
     if masked.is_masked(cases):
         return masked.run
     if kernels.is_flare(folder):

@@ -7,16 +7,18 @@ from dlm_jax.decode.masked.commit import (
 from dlm_jax.decode.masked.confidence import (
     Confidence, Entropy, Margin, Probability, Random, Tempered, TopMargin)
 from dlm_jax.decode.masked.decoder import ClassifierFree, MaskedDiffusion
+from dlm_jax.decode.masked.enough import Enough, EntropyBound, Even, InOrder
 from dlm_jax.decode.masked.drafts import Clock, Drafts, Now
 from dlm_jax.decode.masked.presets import (
     block_diffusion, d3llm, dream, fast_dllm, fast_dllm_dream, free_cache, free_cache_dream, llada)
 from dlm_jax.decode.masked.schedules import Ahead, Blocks, Schedule, Whole
-from dlm_jax.decode.masked.stops import AfterBlock, Board, Fill, LateFill, Never, Run, Stop
+from dlm_jax.decode.masked.stops import AfterBlock, Board, Fill, LateFill, Never, Run, Settled, Stop
 
 __all__ = [
     "AfterBlock", "Ahead", "Ancestral", "BlockCausal", "BlockTimesteps", "Blocks", "Board", "Budget", "CachePolicy",
-    "ClassifierFree", "Clock", "CommitRule", "Confidence", "Delayed", "Drafts", "Dual", "Entropy", "Factor", "Fill",
-    "FirstToken", "Free", "LateFill", "Margin", "MaskedDiffusion", "Never", "NoCache", "Noisy", "Now", "Prefix",
-    "Probability", "Prompt", "Quota", "Random", "Run", "Schedule", "Shares", "Stop", "Tempered", "Threshold",
-    "Timesteps", "TopMargin", "TopN", "Whole", "block_diffusion", "d3llm", "dream", "fast_dllm", "fast_dllm_dream",
-    "free_cache", "free_cache_dream", "llada"]
+    "ClassifierFree", "Clock", "CommitRule", "Confidence", "Delayed", "Drafts", "Dual", "Enough", "Entropy",
+    "EntropyBound", "Even", "Factor", "Fill", "FirstToken", "Free", "InOrder", "LateFill", "Margin",
+    "MaskedDiffusion", "Never", "NoCache", "Noisy", "Now", "Prefix", "Probability", "Prompt", "Quota", "Random",
+    "Run", "Schedule", "Settled", "Shares", "Stop", "Tempered", "Threshold", "Timesteps", "TopMargin", "TopN",
+    "Whole", "block_diffusion", "d3llm", "dream", "fast_dllm", "fast_dllm_dream", "free_cache", "free_cache_dream",
+    "llada"]

@@ -246,7 +246,7 @@ class TopN(Part, CommitRule):
         return drafts.surest(self.n)
 
 
-class _Around(Part, CommitRule):
+class Around(Part, CommitRule):
     """Another rule, changed; what it does not change is the inner rule's."""
 
     @property
@@ -272,7 +272,7 @@ class _Around(Part, CommitRule):
 
 
 @struct.dataclass
-class FirstToken(_Around):
+class FirstToken(Around):
     """Another rule, but the forward that opens a block commits its first token and nothing else (Fast-dLLM for Dream).
 
     Attributes:
@@ -289,7 +289,7 @@ class FirstToken(_Around):
 
 
 @struct.dataclass
-class Noisy(_Around):
+class Noisy(Around):
     """Another rule whose order of drafts is disturbed by Gumbel noise (Dream's alg_temp).
 
     Attributes:

@@ -64,6 +64,7 @@ class Clock:
       left: tokens of the answer that are still masked.
       tokens: of the answer.
       block_length: tokens of a block, static.
+      opened: masks that the block began with, where a prompt may hold its first tokens; None where none does.
     """
 
     step: Array
@@ -71,10 +72,13 @@ class Clock:
     left: Array
     tokens: Array
     block_length: int = struct.field(pytree_node=False)
+    opened: Array | None = None
 
     @property
     def block_tokens(self) -> Array:
-        """(B,) int32 tokens of this block; an answer's last may be short."""
+        """(B,) int32 tokens of this block that were to come; an answer's last may be short."""
+        if self.opened is not None:
+            return self.opened
         return jnp.clip(self.tokens - self.block * self.block_length, 1, self.block_length)
 
     def plan(self, steps: Array) -> tuple[Array, Array]:

@@ -135,3 +135,16 @@ class AfterBlock(Stop):
     def ends(self, board: Board, finished: Array) -> Array:
         """See `Stop.ends`."""
         return jnp.any(board.eos & finished, axis=1)
+
+
+@struct.dataclass
+class Settled(Stop):
+    """Nothing is decoded once an EOS has no mask before it."""
+
+    def fill(self, board: Board) -> Array:
+        """See `Stop.fill`."""
+        return jnp.zeros_like(board.masked)
+
+    def ends(self, board: Board, finished: Array) -> Array:
+        """See `Stop.ends`."""
+        return jnp.any(board.eos & (jnp.cumsum(board.masked, axis=1) == 0), axis=1)
