@@ -111,7 +111,7 @@ def merge_config(original: Mapping[str, Any], config: TransformerConfig, dtype: 
       The content of `config.json`: every field of the original, in order, unknown ones included.
     """
     new = configs.to_hf(config, dtype)
-    if original.get("model_type") != config.family:
+    if not original or configs.from_hf(original).family != config.family:
         return new
     stored_dtype = original.get("dtype", original.get("torch_dtype"))
     old = configs.to_hf(configs.from_hf(original), stored_dtype)

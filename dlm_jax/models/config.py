@@ -10,28 +10,36 @@ from dlm_jax.conventions import Conventions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What all models of a `model_type` have in common.
+    """What all models of a family have in common.
 
     Attributes:
       architecture: class name in config.json.
+      aliases: further class names of the same network.
+      model_type: in config.json, None for the family's own name.
+      mark: a field that tells it from others of its model type where no class is named.
       qk_norm: queries and keys are normalised per head before RoPE.
       qkv_bias: the q, k and v projections carry a bias.
       conventions: of a diffusion model; None where every token sees those up to itself and predicts the next.
       block_size, mask_token_id: of the released checkpoints, where their configs do not say; the mask is left out
         where the vocabulary does not hold it.
       renamed: fields of ours under the family's own names.
+      stretched: checkpoints may say how their rotary embedding was stretched (`Yarn`).
       dual: a second attention set in every layer, the diffusion view.
       gated_attention: q_proj also makes a gate per query head, whose sigmoid scales what the head returns.
       centred_norms: scales of norms are stored less one.
     """
 
     architecture: str
+    aliases: tuple[str, ...] = ()
+    model_type: str | None = None
+    mark: str | None = None
     qk_norm: bool = False
     qkv_bias: bool = False
     conventions: Conventions | None = None
     block_size: int | None = None
     mask_token_id: int | None = None
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stretched: bool = False
     dual: bool = False
     gated_attention: bool = False
     centred_norms: bool = False
@@ -57,6 +65,13 @@ FAMILIES: Mapping[str, Family] = {
     "Fast_dLLM_Qwen": Family(
         architecture="Fast_dLLM_QwenForCausalLM", qkv_bias=True, block_size=32, mask_token_id=151665,
         conventions=_BLOCKS.replace(logits="shifted", seed="autoregressive"), renamed={"block_size": "bd_size"}),
+    "nemotron_labs_diffusion": Family(
+        architecture="NemotronLabsDiffusionModel", stretched=True, block_size=32, mask_token_id=100,
+        conventions=Conventions(prompt="causal", seed="autoregressive", commit="causal")),
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "stable-diffcoder": Family(
+        architecture="StableDiffcoderForCausalLM", model_type="llama", block_size=4, mask_token_id=5,
+        conventions=_BLOCKS),
 }
 
 
@@ -111,6 +126,33 @@ class MoE:
             raise ValueError(f"active = {self.active}: a token cannot be read by more than all {self.experts} experts")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """A rotary embedding that was stretched to a longer context.
+
+    Attributes:
+      factor: how much longer, unitless. original: tokens of the context before.
+      fast, slow: turns within it from which on, and up to which, a dimension is left alone, or slowed down whole.
+      magnitude: factor on what has turned, unitless.
+      query_growth: how fast queries grow with the logarithm of the position, unitless; 0 not at all.
+    """
+
+    factor: float
+    original: int
+    fast: float = 32.0
+    slow: float = 1.0
+    magnitude: float = 1.0
+    query_growth: float = 0.0
+
+    def __post_init__(self):
+        _check_sizes(self, ("factor", "original"))
+        if not 0 < self.slow <= self.fast < math.inf or not 0 < self.magnitude < math.inf:
+            raise ValueError(f"slow = {self.slow}, fast = {self.fast}, magnitude = {self.magnitude}: expected positive "
+                             "numbers, slow the smaller one")
+        if not 0 <= self.query_growth < math.inf:
+            raise ValueError(f"query_growth = {self.query_growth}: must be 0 or a positive number")
+
+
 def parts(kind: str) -> tuple[str, str]:
     """Returns mixer and MLP of a kind of layer: "gated_delta+moe" names both, "attention" has the plain "mlp"."""
     mixer, _, mlp = kind.partition("+")
@@ -136,6 +178,7 @@ class TransformerConfig:
       pattern: kinds of the layers that repeat, each a key of `layers.MIXERS`, or one with a key of `layers.MLPS`
         ("attention+moe"); a stack is num_layers / len(pattern) periods.
       partial_rotary_factor: share of a head's width that RoPE turns, its first dimensions.
+      yarn: how the rotary embedding was stretched, None where it was not.
       gated_delta, moe: shapes of such layers, None where the pattern has none.
       logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
       conventions: in place of the family's; None keeps them.
@@ -164,6 +207,7 @@ class TransformerConfig:
     conventions: Conventions | None = None
     pattern: tuple[str, ...] = ("attention",)
     partial_rotary_factor: float = 1.0
+    yarn: Yarn | None = None
     gated_delta: GatedDelta | None = None
     moe: MoE | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlm_jax.conventions import ACCEPTED, Conventions
+from dlm_jax.models import families, hf_rope
 from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, parts
 
 _WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
@@ -46,9 +47,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
       ValueError: an unsupported model type or feature, named with what is accepted.
     """
     raw = _text_model(raw)
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ValueError(f"model_type {family!r} is not supported; accepted: {sorted(FAMILIES)}")
+    family = families.recognise(raw)
     if family == "llada":
         raw = _from_llada(raw)
     if raw.get("use_sliding_window"):
@@ -57,13 +56,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
     if FAMILIES[family].qk_norm and raw.get("attention_bias"):
         raise ValueError(f"attention_bias = true is not supported for {family}; accepted: false or absent")
-    rope, scaling = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-    for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name} = {value!r}: expected an object or null")
-    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind != "default":
-        raise ValueError(f"rope_type = {kind!r} is not supported; accepted: 'default'")
+    yarn, rope = hf_rope.read(family, raw), hf_rope.homes(raw)[0]
     heads, width, head_dim = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size"), raw.get("head_dim")
     if head_dim is None and (heads < 1 or width % heads):
         raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
@@ -86,6 +79,7 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         **_special_ids(family, raw),
         **{name: _integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
         **_told(raw),
+        yarn=yarn,
         **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
     )
 
@@ -252,7 +246,7 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     """
     raw = {
         "architectures": [FAMILIES[config.family].architecture],
-        "model_type": config.family,
+        "model_type": FAMILIES[config.family].model_type or config.family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -263,7 +257,7 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "rope_parameters": hf_rope.write(config),
         "tie_word_embeddings": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
         "max_position_embeddings": config.max_position_embeddings,

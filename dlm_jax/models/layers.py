@@ -21,7 +21,7 @@ from dlm_jax.models.recurrent import GatedDelta
 from dlm_jax.nn import cache as kv_cache
 from dlm_jax.nn.attention import attention
 from dlm_jax.nn.products import matmul, merge, project
-from dlm_jax.nn.rope import apply_rope
+from dlm_jax.nn.rope import apply_rope, query_growth, yarn_frequencies
 from dlm_jax.scoring import Pass
 
 VIEWS = {"ar": "attention", "diffusion": "attention_diffusion"}  # and the module whose parameters it uses
@@ -66,8 +66,10 @@ class Attention(Owner):
             v = v + self.weight("v_bias", (K, H), ("kv_heads", None), zeros)
         if c.qk_norm:
             q, k = self.normed(q, self.norm_scale("q_norm", H)), self.normed(k, self.norm_scale("k_norm", H))
-        rope = lambda x, positions: apply_rope(x, positions, c.rope_theta, c.rotary_dim)
-        q, k = rope(q, asked.positions), rope(k, told.positions)
+        q, k = self.turned(q, asked.positions), self.turned(k, told.positions)
+        if c.yarn is not None and c.yarn.query_growth:
+            grown = query_growth(asked.positions, c.yarn.original, c.yarn.query_growth)
+            q = (q * grown[..., None, None]).astype(q.dtype)
         if cache is not None and told.visibility.key_length > cache.capacity:  # the entries as they were, then these
             context = jax.tree.map(lambda x: x[layer], cache)
             cache = kv_cache.write(cache, layer, told.slots, k, v)
@@ -81,6 +83,15 @@ class Attention(Owner):
         out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
         return merge(out, weight), cache
+
+    def turned(self, x, positions):
+        """Returns (B, T, N, H) heads rotated by their (B, T) positions."""
+        c, turning, magnitude = self.config, None, 1.0
+        if c.yarn is not None:
+            turning = yarn_frequencies(c.rotary_dim, c.rope_theta, c.yarn.factor, c.yarn.original, c.yarn.fast,
+                                       c.yarn.slow)
+            magnitude = c.yarn.magnitude
+        return apply_rope(x, positions, c.rope_theta, c.rotary_dim, turning, magnitude)
 
     @staticmethod
     def init_cache(config: TransformerConfig, params, batch: int, capacity: int, dtype, window: int = 0

@@ -60,9 +60,82 @@ def sdar(folder: Folder, case: dict) -> Setting:
         {"nfe": _ALL, **{f"nfe_{kind}": (kind,) for kind in _ALL}})
 
 
-SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting]] = {
-    ("sdar", "generate"): sdar,
-}
+def jetengine(folder: Folder, case: dict) -> Setting | None:
+    """JetEngine's scheduler; its penalty on the probabilities of repeated tokens is not offered."""
+    p = case["params"]
+    size, steps = p["block_length"], p["denoising_steps"]
+    order = decode.InOrder(decode.Even(steps))
+    rule = {"low_confidence_dynamic": lambda: decode.Enough(p["dynamic_threshold"], order),
+            "low_confidence_static": lambda: decode.Even(steps), "sequential": lambda: order,
+            "entropy_bounded": lambda: decode.EntropyBound(p["eb_threshold"])}[p["remasking_strategy"]]()
+    measure = decode.Entropy() if p["remasking_strategy"] == "entropy_bounded" else decode.Probability()
+    return None if p["repetition_penalty"] != 1.0 else Setting(
+        decode.BlockDiffusion(block_size=size, commit=rule, stop=decode.AfterBlock(), closing="always", passes=steps,
+                              confidence=decode.Tempered(measure, p["temperature"])),
+        _aligned(size, p["max_tokens"]), (p["stop_words"] or [-1])[0],
+        {"nfe": _ALL, **{f"nfe_{kind}": (kind,) for kind in _ALL}},
+        lambda ids, eos: ids[: len(case["completion_ids"][0])])  # blocks behind the one with a stop word are not there
+
+
+def through(ids: np.ndarray, eos: int) -> np.ndarray:
+    """Returns the ids up to the first end, which is kept."""
+    ends = np.flatnonzero(ids == eos)
+    return ids[: ends[0] + 1] if ends.size else ids
+
+
+def fast_dllm_v2(folder: Folder, case: dict) -> Setting:
+    """Fast-dLLM v2's generate; the seed of a block that is not decoded is kept as one more token."""
+    p = case["params"]
+    size, sub = p["block_size"], p["small_block_size"]
+    return Setting(
+        decode.BlockDiffusion(block_size=size, sub_block=sub, commit=decode.Threshold(p["threshold"]),
+                              inner=p["use_block_cache"]),
+        lambda prompt: (prompt // size + p["max_new_tokens"] // size) * size - prompt + 1, p["stop_token"],
+        {"nfe": _ALL}, through)
+
+
+def nemotron(folder: Folder, case: dict) -> Setting:
+    """Nemotron's generate: one token a forward without a threshold."""
+    p = case["params"]
+    told = None if p["causal_context"] else decode.Conventions(prompt="full", commit="block-bidirectional")
+    rule = decode.TopN(1) if p["threshold"] is None else decode.Threshold(p["threshold"])
+    return Setting(
+        decode.BlockDiffusion(block_size=p["block_length"], commit=rule, closing="always", conventions=told),
+        lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("denoise", "commit")}, through)
+
+
+def stable_diffcoder(folder: Folder, case: dict) -> Setting:
+    """Stable-DiffCoder's generate_block, whose last block is cut and what follows an EOS in its block is EOS."""
+    p = case["params"]
+    rule = decode.Quota(p["steps"]) if p["threshold"] is None else decode.Threshold(p["threshold"])
+
+    def answer(ids, eos):
+        kept = through(ids, eos)
+        size, first = p["block_length"], len(case["prompt_ids"][0]) % p["block_length"]
+        end = min(-(-(len(kept) + first) // size) * size - first, len(ids))
+        return ids if len(kept) == len(ids) else np.concatenate([kept, np.full(end - len(kept), eos)])
+
+    return Setting(
+        decode.BlockDiffusion(block_size=p["block_length"], commit=rule, stop=decode.AfterBlock(), cut=True,
+                              closing="length"),
+        lambda prompt: p["gen_length"], -1 if p["eos_id"] is None else p["eos_id"], {"nfe": ("denoise", "commit")},
+        answer)
+
+
+def wedlm(folder: Folder, case: dict) -> Setting:
+    """WeDLM's generate_wedlm."""
+    p = case["params"]
+    rule = decode.Threshold(p["confidence_threshold"]) if p["confidence_threshold"] else decode.TopN(1)
+    return Setting(
+        decode.BlockDiffusion(block_size=p["block_size"], commit=rule, stop=decode.Never(), cut=True,
+                              confidence=decode.Tempered(decode.Probability(), p["temperature"])),
+        lambda prompt: p["max_new_tokens"], -1, {"nfe": ("denoise",)})
+
+
+SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting | None]] = {
+    ("sdar", "generate"): sdar, ("sdar", "jetengine"): jetengine, ("Fast_dLLM_Qwen", "generate"): fast_dllm_v2,
+    ("nemotron_labs_diffusion", "generate"): nemotron, ("stable-diffcoder", "generate_block"): stable_diffcoder,
+    ("wedlm", "generate_wedlm"): wedlm}
 
 
 @functools.lru_cache(maxsize=2)
@@ -72,8 +145,10 @@ def decoded(folder: Folder) -> dict[str, tuple[Any, int]]:
     groups: dict[Any, list[tuple[dict, Setting]]] = {}
     for case in folder.cases:
         make = SETTINGS.get((model.config.family, case["kind"]))
-        if make is not None and not case.get("official_quirk"):
-            setting = make(folder, case)
+        if make is None or case.get("official_quirk"):
+            continue
+        setting = make(folder, case)
+        if setting is not None:
             groups.setdefault((setting.decoder, setting.eos), []).append((case, setting))
     prompts = lambda cases: [row for case, _ in cases for row in case["prompt_ids"]]
     limits = lambda cases: [setting.limit(len(row)) for case, setting in cases for row in case["prompt_ids"]]
@@ -100,7 +175,10 @@ def run(folder: Folder, case: dict) -> Outcome:
     make = SETTINGS.get((folder.model[0].config.family, case["kind"]))
     if make is None:
         return Outcome(f"no setting for {case['kind']}")
-    setting, (outs, first) = make(folder, case), decoded(folder)[case["id"]]
+    setting = make(folder, case)
+    if setting is None:
+        return Outcome(excused="whose settings are not offered, not run")
+    outs, first = decoded(folder)[case["id"]]
     wrong, forwards = [], dict.fromkeys(setting.counts, 0)
     for i, prompt in enumerate(case["prompt_ids"]):
         out, row = outs[(first + i) // ROWS], (first + i) % ROWS

@@ -49,7 +49,7 @@ def logits(folder: Folder, case: dict) -> Outcome:
 
 def adapted(folder: Folder, case: dict) -> Outcome:
     """Compares the outputs of a model with its adapter on."""
-    raise NotImplementedError("adapters")
+    return Outcome(excused="with an adapter, not run")
 
 
 def cached(folder: Folder, case: dict) -> Outcome:

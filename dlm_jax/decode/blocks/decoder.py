@@ -21,7 +21,7 @@ from jax import Array
 from dlm_jax.conventions import Conventions
 from dlm_jax.decode import parts, sampling
 from dlm_jax.decode.blocks.editing import Editing
-from dlm_jax.decode.blocks.reading import Grid, run_block, run_prompts, run_row
+from dlm_jax.decode.blocks.reading import Grid, Part, run_block, run_prompts, run_row
 from dlm_jax.decode.canvas import AUTOREGRESSIVE, DRAFTED, Canvas
 from dlm_jax.decode.ledger import COMMIT, DENOISE, Counts
 from dlm_jax.decode.masked import commit as rules
@@ -30,7 +30,7 @@ from dlm_jax.decode.masked.commit import CommitRule, Threshold
 from dlm_jax.decode.masked.confidence import Confidence, Probability
 from dlm_jax.decode.masked.drafts import Clock, Drafts
 from dlm_jax.decode.masked.stops import Settled, Stop
-from dlm_jax.decode.parts import static
+from dlm_jax.decode.parts import static, whole
 from dlm_jax.decode.protocol import Decoder, Needs, decoder, refuse_masks
 from dlm_jax.decode.request import Request
 from dlm_jax.decode.sampling import Sampler
@@ -82,6 +82,9 @@ class BlockDiffusion(Decoder):
       sampler: draws drafts and seeds.
       editing: `Editing(...)`, or None.
       cut: whether the last block ends with the answer; else it is whole, and what lies behind the answer is dropped.
+      inner: whether, between forwards over the whole block, the sub-block alone is run, its neighbours' keys as they
+        were; the whole one is run where the sub-block's first token is a mask (Fast-dLLM v2's block cache).
+      passes: denoise passes over a block at most, after which it is committed as it is, masks and all; 0 for no bound.
       closing: whether the last block is committed, too, though nothing follows: "never"; "length", where no EOS has
         ended the answer; or "always".
       conventions: in place of the model's own, `Conventions(...)`.
@@ -97,6 +100,8 @@ class BlockDiffusion(Decoder):
     sampler: Sampler = Sampler()
     editing: Editing | None = None
     cut: bool = static(False)
+    inner: bool = static(False)
+    passes: int = whole(0)
     closing: str = static("never")
     conventions: Conventions | None = static(None)
     literal_mask: bool = static(False)
@@ -110,6 +115,8 @@ class BlockDiffusion(Decoder):
         if self.stop.fills or self.stop.late:
             raise ValueError(f"stop = {self.stop!r} fills what follows an EOS, and blocks that follow are not there "
                              "yet: take Settled(), AfterBlock() or Never()")
+        if self.inner and not self.sub_block:
+            raise ValueError("inner = True with sub_block = None: sub-blocks are what it runs alone; name their size")
         if self.sub_block and self.block_size and self.block_size % self.sub_block:
             raise ValueError(f"sub_block = {self.sub_block} does not divide block_size = {self.block_size}")
 
@@ -183,11 +190,22 @@ class BlockDiffusion(Decoder):
         if grid.conventions.commit == "none":
             hidden = run_row(score, whole, grid, state.start, state.canvas.tokens, open_, live)
             return hidden, None, request.prompt_length + end
-        hidden, cache = run_block(score, whole, grid, state.start, state.canvas.tokens, live, commit, state.cache)
+        alone = self._alone(grid, state, open_, ~commit) if self.inner else None
+        hidden, cache = run_block(score, whole, grid, state.start, state.canvas.tokens, live, commit, state.cache,
+                                  alone)
         if grid.conventions.shift and grid.conventions.seed == "mask":  # the first token's is a block behind
             first = jnp.where(commit[:, None, None], hidden[:, :1], state.behind)
             hidden = jnp.concatenate([first, hidden[:, 1:]], axis=1)
-        return hidden, cache, end - state.start
+        return hidden, cache, end - state.start if alone is None else jnp.where(
+            alone.active, jnp.minimum(alone.size, end - state.start - alone.offset), end - state.start)
+
+    def _alone(self, grid: Grid, state: State, open_: Array, denoise: Array) -> Part:
+        """Returns the sub-blocks that are run alone."""
+        number = grid.numbers(state.start)
+        masked = (number >= 0) & jnp.take_along_axis(open_, jnp.clip(number, 0, open_.shape[1] - 1), axis=1)
+        first = jnp.argmax(masked, axis=1)
+        offset = first // self.sub_block * self.sub_block
+        return Part(self.sub_block, offset, denoise & (state.step > 0) & (first > offset))
 
     def _denoised(self, score, request, grid, state, hidden, open_, denoise) -> State:
         """Returns the state with the drafts of a denoise pass that stay, and rows that are done or due told."""
@@ -199,13 +217,15 @@ class BlockDiffusion(Decoder):
         sure = drafts.order
         opened = jnp.minimum(grid.size, grid.stop - state.start) - jnp.maximum(-state.start, 0)
         clock = Clock(state.step, (state.start - grid.first) // grid.size, jnp.sum(open_, axis=1),
-                      grid.stop - grid.first, grid.size, jnp.maximum(opened, 1))
+                      request.max_new_tokens, grid.size, jnp.maximum(opened, 1))
         eligible = drafts.eligible
         drafts = drafts.replace(confidence=jnp.where(eligible, sure, -jnp.inf),
                                 order=jnp.where(eligible, sure, -jnp.inf))
         chosen = rules.chosen(self.commit, drafts, clock)
         left = jnp.any(masked & ~chosen, axis=1)
         closed, taken = denoise & ~left, state.taken
+        bound = jnp.asarray(self.passes)
+        closed |= denoise & (bound > 0) & (state.step + 1 >= bound)
         if self.editing is not None:
             edited = self.editing.edits(drafts, sure, at(state.canvas.tokens), ours & ~masked)
             began = denoise & ~jnp.any(masked, axis=1)
@@ -240,7 +260,9 @@ class BlockDiffusion(Decoder):
         board = stops.board(request, state.canvas)
         finished = closed[:, None] & (board.index < (state.start + grid.size)[:, None])
         stopped = moved & self.stop.ends(board, finished)
-        over = moved & ~jnp.any(board.masked, axis=1) & (closed if self.editing is not None else True)
+        over = closed & (state.start + grid.size >= request.max_new_tokens)
+        if self.editing is None:
+            over |= moved & ~jnp.any(board.masked, axis=1)
         ending = {"never": stopped & False, "length": over & ~stopped, "always": stopped | over}[self.closing]
         if grid.conventions.commit == "none":
             ending &= False

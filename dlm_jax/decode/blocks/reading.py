@@ -55,6 +55,21 @@ class Grid:
         return request.replace(max_new_tokens=jnp.where(request.max_new_tokens > 0, self.stop, 0))
 
 
+@struct.dataclass
+class Part:
+    """A piece of a block that is run alone.
+
+    Attributes:
+      size: tokens, static.
+      offset: (B,) int32 of its first token within the block.
+      active: (B,) bool rows that run it; the others run their whole block.
+    """
+
+    size: int = struct.field(pytree_node=False)
+    offset: Array
+    active: Array
+
+
 def run_prompts(score: Scorer, request: Request, grid: Grid) -> tuple[Array | None, Cache | None, Counts]:
     """Runs the prompts' whole blocks where something is kept of them; returns as `prefill`."""
     prompt = grid.conventions.prompt
@@ -70,7 +85,7 @@ def run_prompts(score: Scorer, request: Request, grid: Grid) -> tuple[Array | No
 
 
 def run_block(score: Scorer, request: Request, grid: Grid, start: Array, tokens: Array, active: Array, commit: Array,
-              cache: Cache) -> tuple[Array, Cache]:
+              cache: Cache, alone: Part | None = None) -> tuple[Array, Cache]:
     """Runs one block of every row against what is kept.
 
     Args:
@@ -82,21 +97,28 @@ def run_block(score: Scorer, request: Request, grid: Grid, start: Array, tokens:
       active: (B,) bool rows that are run.
       commit: (B,) bool rows whose block is committed; the others' is denoised.
       cache: of what precedes the blocks.
+      alone: pieces that are run alone; their neighbours keep the keys that they have.
 
     Returns:
       (B, K, D) hidden states: those that predict each token of a denoised block; that of the last token, over and
-      over, of a committed one. And the cache.
+      over, of a committed one. What a piece alone does not predict is anything. And the cache.
     """
-    number = grid.numbers(start)
+    offset, inside, widths = jnp.arange(grid.size, dtype=jnp.int32)[None], True, None
+    begin = 0
+    if alone is not None:  # the piece first, so that a forward of pieces is as wide as they are
+        begin = jnp.where(alone.active, alone.offset, 0)[:, None]
+        inside = ~alone.active[:, None] | (offset < alone.size)
+        widths = (alone.size, grid.size)
+    number = start[:, None] + (offset + begin) % grid.size
     limit = request.position(grid.end(number))
     if grid.conventions.commit == "causal":
         limit = jnp.where(commit[:, None], request.position(number), limit)
     read = jnp.take_along_axis(request.buffer(tokens), request.entry(number), axis=1)
-    queries = Queries(read, number, active[:, None] & (number < grid.stop[:, None]), limit)
-    offset = jnp.arange(grid.size, dtype=jnp.int32)
+    queries = Queries(read, number, active[:, None] & inside & (number < grid.stop[:, None]),
+                      limit)
     last = jnp.minimum(start + grid.size, grid.stop) - start - 1
-    wanted = jnp.where(commit[:, None], last[:, None], jnp.maximum(offset - grid.conventions.shift, 0))
-    return ask(score, request, queries, cache, wanted)
+    wanted = jnp.where(commit[:, None], last[:, None], jnp.maximum(offset - grid.conventions.shift - begin, 0))
+    return ask(score, request, queries, cache, wanted, widths=widths)
 
 
 def run_row(score: Scorer, request: Request, grid: Grid, start: Array, tokens: Array, masked: Array, active: Array

@@ -14,7 +14,7 @@ from jax import Array
 
 from dlm_jax.decode import sampling
 from dlm_jax.decode.masked.drafts import Drafts
-from dlm_jax.decode.parts import Part, check_number
+from dlm_jax.decode.parts import Part, check_number, number
 
 
 @runtime_checkable
@@ -123,9 +123,11 @@ class Tempered(Part, Confidence):
 
     Attributes:
       inner: the confidence.
+      temperature: of the distribution; None takes the sampler's, or the model's own where drafts are greedy.
     """
 
     inner: Confidence = Probability()
+    temperature: float | None = number(None, least=1e-6)
 
     @property
     def kind(self) -> str:
@@ -134,7 +136,8 @@ class Tempered(Part, Confidence):
 
     def of(self, drafts: Drafts) -> Array:
         """See `Confidence.of`; the mask is part of what Dream judges."""
-        temperature = jnp.where(drafts.sampler.warm, drafts.sampler.temperature, 1.0)
+        temperature = jnp.where(drafts.sampler.warm, drafts.sampler.temperature, 1.0) \
+            if self.temperature is None else self.temperature
         return self.inner.of(drafts.replace(logits=drafts.sampler.shaped(drafts.logits, temperature)))
 
     def level(self, threshold):
