@@ -6,7 +6,7 @@ from dlm_jax.decode.answers import Generation
 from dlm_jax.decode.api import generate, stream
 from dlm_jax.decode.asynclane import AsyncLane
 from dlm_jax.decode.autoregressive import Autoregressive
-from dlm_jax.decode.blocks import BlockDiffusion, Editing
+from dlm_jax.decode.blocks import BlockDiffusion, Editing, SelfSpeculation, Thinking
 from dlm_jax.decode.canvas import Canvas
 from dlm_jax.decode.events import Event
 from dlm_jax.decode.flare import *  # noqa: F403
@@ -27,10 +27,10 @@ from dlm_jax.decode.sampling import Sampler
 DECODERS = {  # by the names launchers accept
     "ar_trust": ARTrust, "asynclane": AsyncLane, "autoregressive": Autoregressive, "blocks": BlockDiffusion,
     "diffusion_trust": DiffusionTrust, "guided": Guided, "masked": MaskedDiffusion, "orthrus": Orthrus,
-    "refusion": ReFusion}
+    "refusion": ReFusion, "self_speculation": SelfSpeculation}
 
 __all__ = [
     "DECODERS", "AsyncLane", "Autoregressive", "BlockDiffusion", "Canvas", "Conventions", "Decoder", "Editing", "Event",
-    "Generation", "Guided", "Ledger", "Needs", "Orthrus", "Pair", "ReFusion", "Runner", "Sampler", "asynclane",
-    "check_lossless", "decoder", "generate", "guided", "join", "number", "static", "stream", "whole", *flare.__all__,
-    *masked.__all__]
+    "Generation", "Guided", "Ledger", "Needs", "Orthrus", "Pair", "ReFusion", "Runner", "Sampler", "SelfSpeculation",
+    "Thinking", "asynclane", "check_lossless", "decoder", "generate", "guided", "join", "number", "static", "stream",
+    "whole", *flare.__all__, *masked.__all__]

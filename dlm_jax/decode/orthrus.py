@@ -115,21 +115,14 @@ class Orthrus(Decoder):
         K = self._width(score, request)
         offset, active = jnp.arange(K, dtype=jnp.int32), ~state.done
         # a block ends with the request; a row that is done has none
-        width = jnp.where(state.done, 0, jnp.minimum(K, request.max_new_tokens - state.length + 1))
+        width = jnp.where(state.done, 0, jnp.minimum(K, self._room(request) - state.length + 1))
         place = state.length[:, None] + offset  # number of the token that each output predicts
-        block = lambda rest: jnp.concatenate([state.last[:, None], rest], axis=1)
-
-        counts = state.counts.add(DRAFT, width, active)
-        masks = jnp.full((request.batch, K - 1), request.mask_id, jnp.int32)
-        hidden, cache = forward(score.view("diffusion"), False, request, place - 1, block(masks), width, state.cache)
-        # shaped once: drafts are judged by what they were drawn from
-        draft_logits = jax.lax.cond(self.sampler.warm, self.sampler.shaped, lambda x: x, score.head(hidden[:, :-1]))
-        keys = sampling.draw_keys(request.keys, counts.after_prefill(), place[:, :-1])
-        drafts = Sampler(temperature=self.sampler.warm.astype(jnp.float32)).draw(draft_logits, keys)
+        drafts, draft_logits, cache, counts = self._drafts(score, request, state, place, width)
 
         counts = counts.add(VERIFY, width, active)
         cache = cache.commit(jnp.zeros_like(width))  # what has been drafted is read once more to be judged
-        hidden, cache = forward(score, True, request, place - 1, block(drafts), width, cache)
+        block = jnp.concatenate([state.last[:, None], drafts], axis=1)
+        hidden, cache = forward(score, True, self._whole(request), place - 1, block, width, cache)
         keys = sampling.draw_keys(request.keys, counts.after_prefill(), place)
         survives, choice = speculative.judge(self.sampler, drafts, draft_logits, score.head(hidden), keys)
         accepted = speculative.prefix_length(survives & (offset < width[:, None])[:, 1:])
@@ -148,6 +141,35 @@ class Orthrus(Decoder):
             jnp.where((offset < width[:, None])[:, 1:], place[:, :-1], request.capacity), accepted,
             cache.commit(gained), counts,
             state.done | (last == request.eos_id) | (length >= request.max_new_tokens))
+
+    def _room(self, request: Request) -> Array:
+        """Returns (B,) the number behind the last token that may be read."""
+        return request.max_new_tokens
+
+    def _whole(self, request: Request) -> Request:
+        """Returns the request with all tokens that may be read."""
+        return request.replace(max_new_tokens=self._room(request))
+
+    def _drafts(self, score: Scorer, request: Request, state: State, place: Array, width: Array
+                ) -> tuple[Array, Array, Cache, Counts]:
+        """Drafts what follows the newest token.
+
+        Args:
+          score, request, state: of the batch.
+          place: (B, K) int32 number of the token behind each of the block.
+          width: (B,) int32 tokens of the block that count.
+
+        Returns:
+          (B, K-1) int32 drafts, the (B, K-1, V) logits that they were drawn from, cache and counts.
+        """
+        counts = state.counts.add(DRAFT, width, ~state.done)
+        masks = jnp.full((request.batch, place.shape[1] - 1), request.mask_id, jnp.int32)
+        block = jnp.concatenate([state.last[:, None], masks], axis=1)
+        hidden, cache = forward(score.view("diffusion"), False, request, place - 1, block, width, state.cache)
+        # shaped once: drafts are judged by what they were drawn from
+        logits = jax.lax.cond(self.sampler.warm, self.sampler.shaped, lambda x: x, score.head(hidden[:, :-1]))
+        keys = sampling.draw_keys(request.keys, counts.after_prefill(), place[:, :-1])
+        return Sampler(temperature=self.sampler.warm.astype(jnp.float32)).draw(logits, keys), logits, cache, counts
 
     def provisional(self, state: State) -> tuple[Array, Array]:
         """See `Decoder.provisional`."""

@@ -125,7 +125,7 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     "qwen3_next": _HYBRID + _delta_projections(in_proj_qkvz="qkvz", in_proj_ba="ba") + _MOE,
     "orthrus": _with_diffusion_view(_QWEN3), "orthrus-qwen2": _with_diffusion_view(_QWEN2),
     "llada": _LLADA, "Dream": _QWEN2, "a2d-qwen3": _QWEN3, "a2d-qwen2": _QWEN2,
-    "sdar": _QWEN3, "Fast_dLLM_Qwen": _QWEN2, "llama": _DENSE, "stable-diffcoder": _DENSE,
+    "sdar": _QWEN3, "Fast_dLLM_Qwen": _QWEN2, "wedlm-qwen3": _QWEN3, "wedlm-qwen2": _QWEN2, "llama": _DENSE, "stable-diffcoder": _DENSE,
     "nemotron_labs_diffusion": tuple((re.sub("^model", "encoder", name), *rest) for name, *rest in _DENSE)}
 _HEADS = {"llada": "model.transformer.ff_out.weight", "nemotron_labs_diffusion": "diffusion_head.weight"}
 

@@ -16,7 +16,7 @@ class Family:
       architecture: class name in config.json.
       aliases: further class names of the same network.
       model_type: in config.json, None for the family's own name.
-      mark: a field that tells it from others of its model type where no class is named.
+      mark: a field of config.json that is set, and tells it from others of its model type and class.
       qk_norm: queries and keys are normalised per head before RoPE.
       qkv_bias: the q, k and v projections carry a bias.
       conventions: of a diffusion model; None where every token sees those up to itself and predicts the next.
@@ -68,6 +68,12 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron_labs_diffusion": Family(
         architecture="NemotronLabsDiffusionModel", stretched=True, block_size=32, mask_token_id=100,
         conventions=Conventions(prompt="causal", seed="autoregressive", commit="causal")),
+    "wedlm-qwen3": Family(
+        architecture="WeDLMForCausalLM", model_type="wedlm", mark="qk_norm", qk_norm=True, block_size=16,
+        mask_token_id=151665, conventions=Conventions(prompt="causal")),
+    "wedlm-qwen2": Family(
+        architecture="WeDLMForCausalLM", model_type="wedlm", mark="attention_bias", qkv_bias=True, block_size=16,
+        mask_token_id=151665, conventions=Conventions(prompt="causal")),
     "llama": Family(architecture="LlamaForCausalLM"),
     "stable-diffcoder": Family(
         architecture="StableDiffcoderForCausalLM", model_type="llama", block_size=4, mask_token_id=5,

@@ -39,19 +39,25 @@ def recognise(raw: Mapping[str, Any]) -> str:
     by_type = [name for name, family in FAMILIES.items() if model_type == (family.model_type or name)]
     by_class = [name for name in FAMILIES if {*_classes_of(name)} & {*named}]
     both = [name for name in by_type if name in by_class]
-    if len(both) == 1:
-        return both[0]
     if not by_type:
         raise ValueError(f"model_type {model_type!r} is not supported; accepted: {sorted(FAMILIES)}"
                          + _nearest(raw, model_type, named))
     if by_class and not both:
         raise ValueError(f"model_type {model_type!r} is of family {by_type[0]!r} and {', '.join(named)} of "
                          f"{by_class[0]!r}: correct one of them in config.json")
-    if named and raw.get("auto_map"):
+    if named and not both and raw.get("auto_map"):
         raise ValueError(f"{', '.join(named)} of model_type {model_type!r} is code of its own that is not known here"
                          + _nearest(raw, model_type, named))
-    marked = [name for name in by_type if FAMILIES[name].mark in raw]
-    return (marked or [name for name in by_type if FAMILIES[name].mark is None])[0]
+    held = both or by_type
+    marks = {name: FAMILIES[name].mark for name in held}
+    fit = [name for name in held if marks[name] and raw.get(marks[name])] or [
+        name for name in held if not marks[name]]
+    if not both and len(fit) > 1:  # no class says which: the one that is called like its type
+        fit = [name for name in fit if FAMILIES[name].model_type is None]
+    if len(fit) != 1:
+        raise ValueError(f"model_type {model_type!r} with {', '.join(f'{m} = {raw.get(m)!r}' for m in marks.values())} "
+                         f"may be any of {sorted(fit or held)}: just one of these fields is set in each")
+    return fit[0]
 
 
 def _classes_of(name: str) -> tuple[str, ...]:

@@ -269,6 +269,8 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     }
     if config.qk_norm:
         raw["attention_bias"] = False
+    if FAMILIES[config.family].mark:
+        raw[FAMILIES[config.family].mark] = True
     for name, theirs in (*zip(_SPECIAL_IDS, _SPECIAL_IDS), *_trained(config.family)):
         if getattr(config, name) is not None:
             raw[theirs] = getattr(config, name)

@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.oracle import masked
 
-MODULES = ("tests.oracle.zoo_views", "tests.oracle.zoo_decode", "tests.oracle.zoo_experts")
+MODULES = ("tests.oracle.zoo_views", "tests.oracle.zoo_decode", "tests.oracle.zoo_sampled",
+           "tests.oracle.zoo_experts")
 
 
 def is_zoo(config: dict, cases: Any) -> bool:

@@ -30,6 +30,7 @@ class Setting:
       eos: id, -1 for none.
       answer: of what came back (ids with masks where nothing is, and the limit), what the authors return behind the
         prompt.
+      compared: of what the authors return, how much; rows of a batch and drafts go on behind their end.
       counts: of the ledger's forwards, name in the case -> kinds that it counts.
     """
 
@@ -38,6 +39,7 @@ class Setting:
     eos: int
     counts: dict[str, tuple[str, ...]]
     answer: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
+    compared: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
 
 
 _ALL = ("prefill", "denoise", "commit")
@@ -60,8 +62,8 @@ def sdar(folder: Folder, case: dict) -> Setting:
         {"nfe": _ALL, **{f"nfe_{kind}": (kind,) for kind in _ALL}})
 
 
-def jetengine(folder: Folder, case: dict) -> Setting | None:
-    """JetEngine's scheduler; its penalty on the probabilities of repeated tokens is not offered."""
+def jetengine(folder: Folder, case: dict) -> Setting | str:
+    """JetEngine's scheduler; a mask is no answer here."""
     p = case["params"]
     size, steps = p["block_length"], p["denoising_steps"]
     order = decode.InOrder(decode.Even(steps))
@@ -69,7 +71,11 @@ def jetengine(folder: Folder, case: dict) -> Setting | None:
             "low_confidence_static": lambda: decode.Even(steps), "sequential": lambda: order,
             "entropy_bounded": lambda: decode.EntropyBound(p["eb_threshold"])}[p["remasking_strategy"]]()
     measure = decode.Entropy() if p["remasking_strategy"] == "entropy_bounded" else decode.Probability()
-    return None if p["repetition_penalty"] != 1.0 else Setting(
+    if p["repetition_penalty"] != 1.0:
+        return "with a penalty on repeated tokens, which is not offered"
+    if case["left_masked"] and p["remasking_strategy"] != "entropy_bounded":
+        return "in which a mask is predicted for an answer"
+    return Setting(
         decode.BlockDiffusion(block_size=size, commit=rule, stop=decode.AfterBlock(), closing="always", passes=steps,
                               confidence=decode.Tempered(measure, p["temperature"])),
         _aligned(size, p["max_tokens"]), (p["stop_words"] or [-1])[0],
@@ -94,14 +100,72 @@ def fast_dllm_v2(folder: Folder, case: dict) -> Setting:
         {"nfe": _ALL}, through)
 
 
+def fast_dllm_v2_batch(folder: Folder, case: dict) -> Setting | str:
+    """Fast-dLLM v2's batch_sample: rows are compared up to their stop, their forwards are not, as they wait for each
+    other; nor is anything where they share the decision which part of a block is run."""
+    one, p = fast_dllm_v2(folder, case), case["params"]
+    size, shortest = p["block_size"], min(map(len, case["prompt_ids"]))
+    end = (shortest // size + p["max_new_tokens"] // size) * size
+    return "whose rows share what is run" if p["use_block_cache"] else dataclasses.replace(
+        one, limit=lambda prompt: end - prompt, counts={}, compared=through)
+
+
+def llada2(folder: Folder, case: dict) -> Setting:
+    """LLaDA2.0's generate."""
+    p = case["params"]
+    steps = min(p["steps"], p["gen_length"] // p["minimal_topk"])
+    return Setting(
+        decode.BlockDiffusion(block_size=p["block_length"], commit=decode.Enough(p["threshold"], decode.Even(steps)),
+                              stop=decode.Settled() if p["eos_early_stop"] else decode.AfterBlock()),
+        _aligned(p["block_length"], p["gen_length"]), p["eos_id"], {"nfe": ("denoise",)},
+        lambda ids, eos: through(ids[: p["gen_length"]], eos), functools.partial(_answer, case))
+
+
+def llada21(folder: Folder, case: dict) -> Setting:
+    """LLaDA2.1's generate, which edits."""
+    p = case["params"]
+    return Setting(
+        decode.BlockDiffusion(
+            block_size=p["block_length"], commit=decode.Enough(p["threshold"], decode.TopN(p["num_to_transfer"])),
+            editing=decode.Editing(p["editing_threshold"], p["max_post_steps"]),
+            stop=decode.AfterBlock() if p["eos_early_stop"] else decode.Never()),
+        _aligned(p["block_length"], p["gen_length"]), p["eos_id"], {"nfe": ("denoise",)},
+        lambda ids, eos: through(ids[: p["gen_length"]], eos), functools.partial(_answer, case))
+
+
+def _answer(case: dict, ids: np.ndarray, eos: int) -> np.ndarray:
+    """Returns the answer of what LLaDA2 returns, which sometimes has the prompt before it."""
+    prompt = np.array(case["prompt_ids"][0])
+    return ids[len(prompt) :] if (ids[: len(prompt)] == prompt).all() and len(ids) > len(prompt) else ids
+
+
 def nemotron(folder: Folder, case: dict) -> Setting:
     """Nemotron's generate: one token a forward without a threshold."""
     p = case["params"]
     told = None if p["causal_context"] else decode.Conventions(prompt="full", commit="block-bidirectional")
     rule = decode.TopN(1) if p["threshold"] is None else decode.Threshold(p["threshold"])
+    budget = p.get("max_thinking_tokens")
+    thinking = None if budget is None else decode.Thinking(budget, p["end_think_token_id"])
     return Setting(
-        decode.BlockDiffusion(block_size=p["block_length"], commit=rule, closing="always", conventions=told),
-        lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("denoise", "commit")}, through)
+        decode.BlockDiffusion(block_size=p["block_length"], commit=rule, closing="always", conventions=told,
+                              thinking=thinking),
+        lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("denoise", "commit")}, through, through)
+
+
+def nemotron_ar(folder: Folder, case: dict) -> Setting:
+    """Nemotron's ar_generate."""
+    p = case["params"]
+    return Setting(decode.Autoregressive(), lambda prompt: p["max_new_tokens"], p["eos_token_id"],
+                   {"forward_calls": ("prefill", "decode")}, through)
+
+
+def nemotron_speculative(folder: Folder, case: dict) -> Setting | str:
+    """Nemotron's linear_spec_generate, which keeps what the last round said beyond the length that was asked for."""
+    p = case["params"]
+    return "with an adapter" if case.get("lora") else Setting(
+        decode.SelfSpeculation(block_size=p["block_length"], threshold=p["threshold"]),
+        lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("prefill", "draft", "verify")}, through,
+        lambda ids, eos: through(ids[: p["max_new_tokens"]], eos))
 
 
 def stable_diffcoder(folder: Folder, case: dict) -> Setting:
@@ -132,10 +196,15 @@ def wedlm(folder: Folder, case: dict) -> Setting:
         lambda prompt: p["max_new_tokens"], -1, {"nfe": ("denoise",)})
 
 
-SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting | None]] = {
+SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting | str]] = {
     ("sdar", "generate"): sdar, ("sdar", "jetengine"): jetengine, ("Fast_dLLM_Qwen", "generate"): fast_dllm_v2,
-    ("nemotron_labs_diffusion", "generate"): nemotron, ("stable-diffcoder", "generate_block"): stable_diffcoder,
-    ("wedlm", "generate_wedlm"): wedlm}
+    ("Fast_dLLM_Qwen", "batch_sample"): fast_dllm_v2_batch,
+    ("sdar_moe", "generate"): sdar, ("sdar_moe", "jetengine"): jetengine,
+    ("llada2_moe", "generate_2.0"): llada2, ("llada2_moe", "generate_2.1"): llada21,
+    ("nemotron_labs_diffusion", "generate"): nemotron, ("nemotron_labs_diffusion", "ar_generate"): nemotron_ar,
+    ("nemotron_labs_diffusion", "linear_spec_generate"): nemotron_speculative,
+    ("stable-diffcoder", "generate_block"): stable_diffcoder,
+    ("wedlm-qwen3", "generate_wedlm"): wedlm, ("wedlm-qwen2", "generate_wedlm"): wedlm}
 
 
 @functools.lru_cache(maxsize=2)
@@ -148,7 +217,7 @@ def decoded(folder: Folder) -> dict[str, tuple[Any, int]]:
         if make is None or case.get("official_quirk"):
             continue
         setting = make(folder, case)
-        if setting is not None:
+        if isinstance(setting, Setting):
             groups.setdefault((setting.decoder, setting.eos), []).append((case, setting))
     prompts = lambda cases: [row for case, _ in cases for row in case["prompt_ids"]]
     limits = lambda cases: [setting.limit(len(row)) for case, setting in cases for row in case["prompt_ids"]]
@@ -176,15 +245,15 @@ def run(folder: Folder, case: dict) -> Outcome:
     if make is None:
         return Outcome(f"no setting for {case['kind']}")
     setting = make(folder, case)
-    if setting is None:
-        return Outcome(excused="whose settings are not offered, not run")
+    if isinstance(setting, str):
+        return Outcome(excused=f"{setting}, not run")
     outs, first = decoded(folder)[case["id"]]
     wrong, forwards = [], dict.fromkeys(setting.counts, 0)
     for i, prompt in enumerate(case["prompt_ids"]):
         out, row = outs[(first + i) // ROWS], (first + i) % ROWS
         limit = setting.limit(len(prompt))
         got = np.where(out.committed_at[row] >= 0, out.canvas[row], folder.tokens["mask_token_id"])[:limit]
-        got, want = setting.answer(got, setting.eos), expected(case, i)
+        got, want = setting.answer(got, setting.eos), setting.compared(expected(case, i), setting.eos)
         if len(got) != len(want) or (got != want).any():
             wrong.append(f"row {i}: ids {got.tolist()} are not {want.tolist()}")
         for name, kinds in setting.counts.items():

@@ -20,7 +20,7 @@ from jax import Array
 
 from dlm_jax.conventions import Conventions
 from dlm_jax.decode import parts, sampling
-from dlm_jax.decode.blocks.editing import Editing
+from dlm_jax.decode.blocks.editing import Editing, Thinking
 from dlm_jax.decode.blocks.reading import Grid, Part, run_block, run_prompts, run_row
 from dlm_jax.decode.canvas import AUTOREGRESSIVE, DRAFTED, Canvas
 from dlm_jax.decode.ledger import COMMIT, DENOISE, Counts
@@ -81,6 +81,7 @@ class BlockDiffusion(Decoder):
       stop: what an EOS does; one of those that fill nothing.
       sampler: draws drafts and seeds.
       editing: `Editing(...)`, or None.
+      thinking: `Thinking(...)`, or None.
       cut: whether the last block ends with the answer; else it is whole, and what lies behind the answer is dropped.
       inner: whether, between forwards over the whole block, the sub-block alone is run, its neighbours' keys as they
         were; the whole one is run where the sub-block's first token is a mask (Fast-dLLM v2's block cache).
@@ -99,6 +100,7 @@ class BlockDiffusion(Decoder):
     stop: Stop = Settled()
     sampler: Sampler = Sampler()
     editing: Editing | None = None
+    thinking: Thinking | None = None
     cut: bool = static(False)
     inner: bool = static(False)
     passes: int = whole(0)
@@ -159,7 +161,7 @@ class BlockDiffusion(Decoder):
         zero, no = jnp.zeros(request.batch, jnp.int32), jnp.zeros(request.batch, bool)
         state = State(Canvas.empty(request), grid.first, zero, zero, no, no, behind, cache, counts,
                       request.max_new_tokens <= 0)
-        return self._seeded(score, request, grid, state, grid.first == 0)
+        return self._begun(score, request, grid, state, ~state.done, grid.first == 0)
 
     def step(self, score: Scorer, request: Request, state: State) -> State:
         """See `Decoder.step`: one forward, a denoise or a commit pass, whichever the row is at."""
@@ -171,11 +173,13 @@ class BlockDiffusion(Decoder):
             jnp.where(commit, COMMIT, DENOISE), positions, live))
         state = self._denoised(score, request, grid, state, hidden, open_, denoise)
         if grid.conventions.commit == "none":
-            return self._next(grid, state, state.due)
+            moved = state.due
+            return self._begun(score, request, grid, self._next(grid, state, moved), moved, moved)
         state = state.replace(
             behind=jnp.where(commit[:, None, None], hidden[:, :1], state.behind), due=state.due & ~commit,
             done=state.done | commit & state.ending)
-        return self._seeded(score, request, grid, self._next(grid, state, commit), commit & ~state.done)
+        moved = commit & ~state.done
+        return self._begun(score, request, grid, self._next(grid, state, commit), moved, moved)
 
     def _grid(self, request: Request) -> Grid:
         return Grid.of(request, self.conventions, self.block_size, self.cut)
@@ -276,16 +280,24 @@ class BlockDiffusion(Decoder):
             start=state.start + jnp.where(moved, grid.size, 0), step=jnp.where(moved, 0, state.step),
             taken=jnp.where(moved, 0, state.taken), due=state.due & ~moved if none else state.due)
 
-    def _seeded(self, score: Scorer, request: Request, grid: Grid, state: State, begun: Array) -> State:
-        """Returns the state with a first token in the blocks that have begun, where the model gives them one."""
-        if grid.conventions.seed == "mask":
+    def _begun(self, score: Scorer, request: Request, grid: Grid, state: State, begun: Array, seeded: Array) -> State:
+        """Returns the state with what blocks begin with: `seeded` ones a first token, where the model gives them one,
+        and all that have `begun` the end of thinking, where it is due."""
+        seeded, forward = seeded & ~state.done, state.counts.after_prefill()
+        if grid.conventions.seed == "autoregressive":
+            number = state.start[:, None]
+            token = self._drawn(request, score.head(state.behind), sampling.draw_keys(request.keys, forward, number))
+            state = state.replace(canvas=state.canvas.commit(number, seeded[:, None], token, AUTOREGRESSIVE, forward))
+        elif self.thinking is None:
             return state
-        begun, number, forward = begun & ~state.done, state.start[:, None], state.counts.after_prefill()
-        token = self._drawn(request, score.head(state.behind), sampling.draw_keys(request.keys, forward, number))
-        canvas = state.canvas.commit(number, begun[:, None], token, AUTOREGRESSIVE, forward)
-        state = state.replace(canvas=canvas)
-        closed = begun & ~jnp.any(self._open(grid, canvas) & self._within(grid, state), axis=1)
-        return self._ended(request, grid, state, closed, begun)
+        if self.thinking is not None:
+            number, due = self.thinking.place(state.canvas, state.start, grid.size)
+            due &= begun & (number < grid.stop)
+            token = jnp.broadcast_to(jnp.asarray(self.thinking.end, jnp.int32), number[:, None].shape)
+            state = state.replace(canvas=state.canvas.commit(
+                number[:, None], due[:, None], token, AUTOREGRESSIVE, forward))
+        closed = begun & ~jnp.any(self._open(grid, state.canvas) & self._within(grid, state), axis=1)
+        return self._ended(request, grid, state, closed, begun & ~state.done)
 
     def _within(self, grid: Grid, state: State) -> Array:
         index = jnp.arange(state.canvas.tokens.shape[1])

@@ -1,6 +1,6 @@
-"""Tokens that are already there and that a later forward of the block may still change.
+"""What is written into blocks besides drafts: other tokens in place of known ones, and the end of thinking.
 
-Letters: B batch, K block size.
+Letters: B batch, K block size, G canvas length.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from dlm_jax.decode.canvas import Canvas
 from dlm_jax.decode.masked.drafts import Drafts
 from dlm_jax.decode.parts import Part, number, whole
 
@@ -48,3 +49,24 @@ class Editing(Part):
           taken: (B,) int32 forwards of the full block so far, the last one included.
         """
         return began & ~edited | (taken >= jnp.asarray(self.passes))
+
+
+@struct.dataclass
+class Thinking(Part):
+    """A budget of thought: the token that ends it is written where the budget is spent, if it has not come before.
+
+    Attributes:
+      tokens: the budget.
+      end: id of the token.
+
+    Source: Nemotron-Labs-Diffusion (max_thinking_tokens).
+    """
+
+    tokens: int = whole()
+    end: int = whole()
+
+    def place(self, canvas: Canvas, start: Array, size: int) -> tuple[Array, Array]:
+        """Returns (B,) int32 numbers of the token in the blocks that begin at (B,) `start`, and whether it is due."""
+        index = jnp.arange(canvas.tokens.shape[1])
+        said = (canvas.tokens == self.end) & (canvas.committed_at >= 0) & (index < start[:, None])
+        return jnp.maximum(start, self.tokens), (start + size > self.tokens) & ~jnp.any(said, axis=1)
