@@ -31,6 +31,7 @@ class Setting:
       answer: of what came back (ids with masks where nothing is, and the limit), what the authors return behind the
         prompt.
       compared: of what the authors return, how much; rows of a batch and drafts go on behind their end.
+      offered: of a prompt's length, whether the row is compared.
       counts: of the ledger's forwards, name in the case -> kinds that it counts.
     """
 
@@ -40,6 +41,7 @@ class Setting:
     counts: dict[str, tuple[str, ...]]
     answer: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
     compared: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
+    offered: Callable[[int], bool] = lambda prompt: True
 
 
 _ALL = ("prefill", "denoise", "commit")
@@ -101,13 +103,17 @@ def fast_dllm_v2(folder: Folder, case: dict) -> Setting:
 
 
 def fast_dllm_v2_batch(folder: Folder, case: dict) -> Setting | str:
-    """Fast-dLLM v2's batch_sample: rows are compared up to their stop, their forwards are not, as they wait for each
-    other; nor is anything where they share the decision which part of a block is run."""
+    """Fast-dLLM v2's batch_sample, up to each row's stop.
+
+    Not compared: forwards, as rows wait for each other; rows whose prompts reach beyond the block that the shortest
+    ends in, where seeds overwrite a token of the prompt; anything where rows share the decision which part is run.
+    """
     one, p = fast_dllm_v2(folder, case), case["params"]
-    size, shortest = p["block_size"], min(map(len, case["prompt_ids"]))
-    end = (shortest // size + p["max_new_tokens"] // size) * size
+    size, longest = p["block_size"], max(map(len, case["prompt_ids"]))
+    end = (longest // size + p["max_new_tokens"] // size) * size + 1
     return "whose rows share what is run" if p["use_block_cache"] else dataclasses.replace(
-        one, limit=lambda prompt: end - prompt, counts={}, compared=through)
+        one, limit=lambda prompt: end - prompt, counts={}, compared=through,
+        offered=lambda prompt: prompt <= (min(map(len, case["prompt_ids"])) // size + 1) * size)
 
 
 def llada2(folder: Folder, case: dict) -> Setting:
@@ -250,6 +256,8 @@ def run(folder: Folder, case: dict) -> Outcome:
     outs, first = decoded(folder)[case["id"]]
     wrong, forwards = [], dict.fromkeys(setting.counts, 0)
     for i, prompt in enumerate(case["prompt_ids"]):
+        if not setting.offered(len(prompt)):
+            continue
         out, row = outs[(first + i) // ROWS], (first + i) % ROWS
         limit = setting.limit(len(prompt))
         got = np.where(out.committed_at[row] >= 0, out.canvas[row], folder.tokens["mask_token_id"])[:limit]
