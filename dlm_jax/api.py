@@ -34,7 +34,7 @@ def load(path: str | Path, dtype: Any = None, mesh: jax.sharding.Mesh | None = N
       ValueError: no such directory or id, an unsupported model, or weights that do not fit its config.json.
     """
     folder = folders.resolve(path)
-    model = build.build(folders.load_config(folder))
+    model = build.build(hf.stored_config(folder, folders.load_config(folder)))
     shardings = None
     if mesh is not None:
         from dlm_jax.train import sharding  # only here: inference on one device needs no training code

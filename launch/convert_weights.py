@@ -101,7 +101,7 @@ def convert(args: argparse.Namespace) -> str:
         if args.command == "cast" and args.dtype is None:
             raise ValueError(f"cast needs --dtype, one of {', '.join(DTYPES)}")
         source = folders.resolve(args.source)
-        config = folders.load_config(source)
+        config = hf.stored_config(source, folders.load_config(source))
         if args.command in SEEDS:
             tokenizer, mask_id, fresh = mask_token(source, config, args.mask_id)
         if args.command == "to-orthrus":

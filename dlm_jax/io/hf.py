@@ -46,6 +46,7 @@ def load_params(
     """
     dtype = tensor_files.float_dtype(dtype)
     stored = _text_model(path, tensor_files.read_folder(Path(path)))
+    config = _as_stored(path, config, stored)
     wanted = names.parameters(config)
     _check_stored(path, stored, wanted, config)
     params: dict = {}
@@ -58,6 +59,26 @@ def load_params(
             parent = parent.setdefault(key, {})
         parent[parameter.path[-1]] = _assemble(parameter, [stored[name] for name in parameter.names], sharding, dtype)
     return params
+
+
+def stored_config(path: str | Path, config: TransformerConfig) -> TransformerConfig:
+    """Returns a configuration with what only the tensors tell: the layout of experts, for `save` to write it again.
+
+    Args:
+      path: local directory with safetensors.
+      config: of its config.json.
+
+    Raises:
+      ValueError: no or damaged files, or experts in several layouts.
+    """
+    return config if config.moe is None else _as_stored(path, config, tensor_files.read_folder(Path(path)))
+
+
+def _as_stored(path: str | Path, config: TransformerConfig, stored: Mapping[str, np.ndarray]) -> TransformerConfig:
+    try:
+        return names.as_stored(config, stored)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _text_model(path: str | Path, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

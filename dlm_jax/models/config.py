@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 
 from dlm_jax.conventions import Conventions
+from dlm_jax.models.shapes import GatedDelta, MoE, Yarn, check_sizes, parts
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
@@ -17,8 +19,8 @@ class Family:
       aliases: further class names of the same network.
       model_type: in config.json, None for the family's own name.
       mark: a field of config.json that is set, and tells it from others of its model type and class.
-      qk_norm: queries and keys are normalised per head before RoPE.
-      qkv_bias: the q, k and v projections carry a bias.
+      qk_norm: queries and keys are normalised per head before RoPE, unless a model says otherwise.
+      qkv_bias: the q, k and v projections carry a bias, unless a model says otherwise.
       conventions: of a diffusion model; None where every token sees those up to itself and predicts the next.
       block_size, mask_token_id: of the released checkpoints, where their configs do not say; the mask is left out
         where the vocabulary does not hold it.
@@ -78,91 +80,15 @@ FAMILIES: Mapping[str, Family] = {
     "stable-diffcoder": Family(
         architecture="StableDiffcoderForCausalLM", model_type="llama", block_size=4, mask_token_id=5,
         conventions=_BLOCKS),
+    "sdar_moe": Family(architecture="SDARMoeForCausalLM", qk_norm=True, conventions=_BLOCKS, mask_token_id=151669),
+    "rnd1": Family(architecture="RND1LM", qk_norm=True, conventions=_SHIFTED, mask_token_id=151669),
+    "llada_moe": Family(
+        architecture="LLaDAMoEModelLM", aliases=("LLaDAMoEModel",), model_type="llada", mark="num_experts",
+        qk_norm=True, conventions=Conventions(), mask_token_id=156895),
+    "llada2_moe": Family(
+        architecture="LLaDA2MoeModelLM", qk_norm=True, block_size=32, mask_token_id=156895,
+        conventions=_BLOCKS.replace(commit="none")),
 }
-
-
-def _check_sizes(owner, names: tuple[str, ...]) -> None:
-    for name in names:
-        if getattr(owner, name) < 1:
-            raise ValueError(f"{name} = {getattr(owner, name)}: must be at least 1")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedDelta:
-    """Shape of a gated delta rule mixer.
-
-    Attributes:
-      key_heads: J. value_heads: H, a multiple of J; value head h reads key head h // (H / J).
-      key_dim: E, width of a query or key head. value_dim: F, width of a value head.
-      taps: tokens the short convolution reads, its own included.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int = 4
-
-    def __post_init__(self):
-        _check_sizes(self, ("key_heads", "value_heads", "key_dim", "value_dim", "taps"))
-        if self.value_heads % self.key_heads:
-            raise ValueError(f"value_heads = {self.value_heads} is not a multiple of key_heads = {self.key_heads}; "
-                             "every key head serves the same number of value heads")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MoE:
-    """Shape of a mixture of experts.
-
-    Attributes:
-      experts: how many there are. active: how many read each token.
-      width: of each expert. shared_width: of the expert that reads every token.
-      normalise: weights of a token's experts are divided by their sum.
-    """
-
-    experts: int
-    active: int
-    width: int
-    shared_width: int
-    normalise: bool = True
-
-    def __post_init__(self):
-        _check_sizes(self, ("experts", "active", "width", "shared_width"))
-        if self.active > self.experts:
-            raise ValueError(f"active = {self.active}: a token cannot be read by more than all {self.experts} experts")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Yarn:
-    """A rotary embedding that was stretched to a longer context.
-
-    Attributes:
-      factor: how much longer, unitless. original: tokens of the context before.
-      fast, slow: turns within it from which on, and up to which, a dimension is left alone, or slowed down whole.
-      magnitude: factor on what has turned, unitless.
-      query_growth: how fast queries grow with the logarithm of the position, unitless; 0 not at all.
-    """
-
-    factor: float
-    original: int
-    fast: float = 32.0
-    slow: float = 1.0
-    magnitude: float = 1.0
-    query_growth: float = 0.0
-
-    def __post_init__(self):
-        _check_sizes(self, ("factor", "original"))
-        if not 0 < self.slow <= self.fast < math.inf or not 0 < self.magnitude < math.inf:
-            raise ValueError(f"slow = {self.slow}, fast = {self.fast}, magnitude = {self.magnitude}: expected positive "
-                             "numbers, slow the smaller one")
-        if not 0 <= self.query_growth < math.inf:
-            raise ValueError(f"query_growth = {self.query_growth}: must be 0 or a positive number")
-
-
-def parts(kind: str) -> tuple[str, str]:
-    """Returns mixer and MLP of a kind of layer: "gated_delta+moe" names both, "attention" has the plain "mlp"."""
-    mixer, _, mlp = kind.partition("+")
-    return mixer, mlp or "mlp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +96,7 @@ class TransformerConfig:
     """A pre-norm transformer stack; every field is static.
 
     Attributes:
-      family: a key of `FAMILIES`, the `model_type` of config.json.
+      family: a key of `FAMILIES`.
       vocab_size: V. hidden_size: D. intermediate_size: MLP width.
       num_layers: L. num_heads: N query heads. num_kv_heads: K, a divisor of N. head_dim: H, even.
       rope_theta: rotary base. rms_norm_eps: added to mean squares.
@@ -188,6 +114,10 @@ class TransformerConfig:
       gated_delta, moe: shapes of such layers, None where the pattern has none.
       logit_shift: in place of the family's shift, for a bidirectional model (0 or 1); None keeps the family's.
       conventions: in place of the family's; None keeps them.
+      qk_norm: whether queries and keys are normalised per head before RoPE; None takes the family's.
+      qkv_bias: whether the q, k and v projections carry a bias; None takes the family's.
+      o_bias: whether attention's output projection carries one.
+      clip_qkv: largest absolute value of what q, k and v projections (and norms) make; None for any.
     """
 
     family: str = "qwen3"
@@ -216,11 +146,18 @@ class TransformerConfig:
     yarn: Yarn | None = None
     gated_delta: GatedDelta | None = None
     moe: MoE | None = None
+    qk_norm: bool | None = None
+    qkv_bias: bool | None = None
+    o_bias: bool = False
+    clip_qkv: float | None = None
 
     def __post_init__(self):
         if self.family not in FAMILIES:
             raise ValueError(f"model family {self.family!r} is not supported; accepted: {sorted(FAMILIES)}")
-        _check_sizes(self, ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+        for name in ("qk_norm", "qkv_bias"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(FAMILIES[self.family], name))
+        check_sizes(self, ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
                             "num_kv_heads", "max_position_embeddings"))
         if not self.pattern or self.num_layers % len(self.pattern):
             raise ValueError(f"num_layers = {self.num_layers} is not a multiple of the {len(self.pattern)} layers of "
@@ -246,6 +183,8 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.vocab_size:
                 raise ValueError(f"{name} = {value} lies outside the vocabulary of {self.vocab_size} ids")
+        if self.clip_qkv is not None and not 0 < self.clip_qkv < math.inf:
+            raise ValueError(f"clip_qkv = {self.clip_qkv}: must be a positive number, or None")
         if self.block_size is not None and self.block_size < 1:
             raise ValueError(f"block_size = {self.block_size}: must be at least 1")
         if self.noisy_shift is not None and (self.noisy_shift not in (0, 1) or self.bidirectional):
@@ -269,16 +208,6 @@ class TransformerConfig:
     def rotary_dim(self) -> int:
         """Dimensions of a head that RoPE turns."""
         return int(self.head_dim * self.partial_rotary_factor)
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head before RoPE."""
-        return FAMILIES[self.family].qk_norm
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether the q, k and v projections carry a bias."""
-        return FAMILIES[self.family].qkv_bias
 
     @property
     def convention(self) -> Conventions | None:

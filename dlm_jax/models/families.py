@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlm_jax.models.config import FAMILIES
+from dlm_jax.models.hf_moe import plain_type
 
 _LIKE = 0.5  # similarity of names from which on one is the other's neighbour
 
@@ -35,7 +36,7 @@ def recognise(raw: Mapping[str, Any]) -> str:
     Raises:
       ValueError: an unknown model, with the nearest family and what differs, or one that is said to be of two families.
     """
-    model_type, named = raw.get("model_type"), classes(raw)
+    model_type, named = plain_type(raw.get("model_type")), classes(raw)
     by_type = [name for name, family in FAMILIES.items() if model_type == (family.model_type or name)]
     by_class = [name for name in FAMILIES if {*_classes_of(name)} & {*named}]
     both = [name for name in by_type if name in by_class]

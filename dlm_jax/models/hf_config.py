@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlm_jax.conventions import ACCEPTED, Conventions
-from dlm_jax.models import families, hf_rope
-from dlm_jax.models.config import FAMILIES, GatedDelta, MoE, TransformerConfig, parts
+from dlm_jax.models import families, hf_moe, hf_rope
+from dlm_jax.models.config import FAMILIES, GatedDelta, TransformerConfig, parts
+from dlm_jax.models.fields import boolean, integer, number, token
 
 _WRAPPED = {"qwen3_5": "qwen3_5_text"}  # model types whose text_config is a model of ours, beside parts that are not
 _CONVENTIONS = "diffusion_conventions"
@@ -18,9 +19,6 @@ _MIXERS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 _GATED_DELTA = {
     "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads", "key_dim": "linear_key_head_dim",
     "value_dim": "linear_value_head_dim", "taps": "linear_conv_kernel_dim"}
-_MOE = {
-    "experts": "num_experts", "active": "num_experts_per_tok", "width": "moe_intermediate_size",
-    "shared_width": "shared_expert_intermediate_size"}
 
 # LLaDA's config.json has OLMo's names for the same things
 _LLADA_NAMES = {
@@ -54,33 +52,34 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         raise ValueError("use_sliding_window = true is not supported; accepted: false or absent")
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act = {raw['hidden_act']!r} is not supported; accepted: 'silu'")
-    if FAMILIES[family].qk_norm and raw.get("attention_bias"):
+    experts = hf_moe.read(family, raw)
+    if FAMILIES[family].qk_norm and raw.get("attention_bias") and "qkv_bias" not in experts:
         raise ValueError(f"attention_bias = true is not supported for {family}; accepted: false or absent")
     yarn, rope = hf_rope.read(family, raw), hf_rope.homes(raw)[0]
-    heads, width, head_dim = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size"), raw.get("head_dim")
+    heads, width, head_dim = integer(raw, "num_attention_heads"), integer(raw, "hidden_size"), raw.get("head_dim")
     if head_dim is None and (heads < 1 or width % heads):
         raise ValueError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads} "
                          "and head_dim is not given; add head_dim to config.json")
     home = lambda name: rope if rope.get(name) is not None else raw
     return TransformerConfig(
         family=family,
-        vocab_size=_integer(raw, "vocab_size"),
+        vocab_size=integer(raw, "vocab_size"),
         hidden_size=width,
-        intermediate_size=_integer(raw, "intermediate_size"),
-        num_layers=_integer(raw, "num_hidden_layers"),
+        intermediate_size=experts.pop("intermediate_size", None) or integer(raw, "intermediate_size"),
+        num_layers=integer(raw, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=_integer(raw, "num_key_value_heads", heads),
-        head_dim=width // heads if head_dim is None else _integer(raw, "head_dim"),
-        rope_theta=_number(home("rope_theta"), "rope_theta", 10000.0),
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
-        initializer_range=_number(raw, "initializer_range", 0.02),
-        max_position_embeddings=_integer(raw, "max_position_embeddings", 32768),
+        num_kv_heads=integer(raw, "num_key_value_heads", heads),
+        head_dim=width // heads if head_dim is None else integer(raw, "head_dim"),
+        rope_theta=number(home("rope_theta"), "rope_theta", 10000.0),
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=boolean(raw, "tie_word_embeddings", False),
+        initializer_range=number(raw, "initializer_range", 0.02),
+        max_position_embeddings=integer(raw, "max_position_embeddings", 32768),
         **_special_ids(family, raw),
-        **{name: _integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
+        **{name: integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
         **_told(raw),
         yarn=yarn,
-        **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else {}),
+        **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else experts),
     )
 
 
@@ -91,9 +90,9 @@ def _trained(family: str) -> list[tuple[str, str]]:
 
 def _special_ids(family: str, raw: Mapping[str, Any]) -> dict[str, int | None]:
     """Reads special ids, and the mask that all models of a family share where its configs leave it out."""
-    ids = {name: _token(raw, name) for name in _SPECIAL_IDS}
+    ids = {name: token(raw, name) for name in _SPECIAL_IDS}
     usual = FAMILIES[family].mask_token_id
-    if ids["mask_token_id"] is None and usual is not None and usual < _integer(raw, "vocab_size"):
+    if ids["mask_token_id"] is None and usual is not None and usual < integer(raw, "vocab_size"):
         ids["mask_token_id"] = usual
     return ids
 
@@ -106,6 +105,14 @@ def _told(raw: Mapping[str, Any]) -> dict[str, Conventions]:
     if not isinstance(value, Mapping) or set(value) - set(ACCEPTED):
         raise ValueError(f"{_CONVENTIONS} = {value!r}: expected an object with some of {sorted(ACCEPTED)}")
     return {"conventions": Conventions(**value)}
+
+
+def is_family(raw: Mapping[str, Any], family: str) -> bool:
+    """Tells whether a config dictionary is one of a family's models, unwrapped."""
+    try:
+        return families.recognise(raw) == family
+    except ValueError:
+        return False
 
 
 def _text_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,11 +130,9 @@ def _text_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _layers(raw: Mapping[str, Any], rotary_home: Mapping[str, Any]) -> dict[str, Any]:
     """Reads what a hybrid family says of its layers: their kinds as the shortest period, and the shapes of each."""
-    count = _integer(raw, "num_hidden_layers")
-    every, step = (_integer(raw, name, default) for name, default in (
-        ("full_attention_interval", 4), ("decoder_sparse_step", 1)))
-    if min(every, step) < 1:
-        raise ValueError(f"full_attention_interval = {every}, decoder_sparse_step = {step}: expected at least 1 layer")
+    count, every = integer(raw, "num_hidden_layers"), integer(raw, "full_attention_interval", 4)
+    if every < 1:
+        raise ValueError(f"full_attention_interval = {every}: expected at least 1 layer")
     if not isinstance(raw.get("layer_types") or [], list):
         raise ValueError(f"layer_types = {raw['layer_types']!r}: expected a list with a type for every layer")
     if raw.get("attn_output_gate") is False:
@@ -143,17 +148,16 @@ def _layers(raw: Mapping[str, Any], rotary_home: Mapping[str, Any]) -> dict[str,
     if len(types) != count:
         raise ValueError(f"layer_types lists {len(types)} layers, num_hidden_layers is {count}")
     kinds = [_MIXERS[kind] for kind in types]
-    if raw["model_type"] == "qwen3_next" and _integer(raw, "num_experts", 512):
-        plain = raw.get("mlp_only_layers") or []
-        kinds = [kind if i in plain or (i + 1) % step else kind + "+moe" for i, kind in enumerate(kinds)]
-    period = next(n for n in range(1, count + 1) if count % n == 0 and kinds == kinds[:n] * (count // n))
-    read = lambda names: {ours: _integer(raw, theirs) for ours, theirs in names.items()}
+    if raw["model_type"] == "qwen3_next" and integer(raw, "num_experts", 512):
+        sparse = hf_moe.sparse_layers(raw)
+        kinds = [kind + "+moe" if sparse(i) else kind for i, kind in enumerate(kinds)]
+    read = lambda names: {ours: integer(raw, theirs) for ours, theirs in names.items()}
     used = {part for kind in kinds for part in parts(kind)}
     return {
-        "pattern": tuple(kinds[:period]),
-        "partial_rotary_factor": _number(rotary_home, "partial_rotary_factor", 0.25),
+        "pattern": hf_moe.period(kinds),
+        "partial_rotary_factor": number(rotary_home, "partial_rotary_factor", 0.25),
         "gated_delta": GatedDelta(**read(_GATED_DELTA)) if "gated_delta" in used else None,
-        "moe": MoE(**read(_MOE), normalise=_boolean(raw, "norm_topk_prob", True)) if "moe" in used else None}
+        "moe": hf_moe.read_shared_gate(raw) if "moe" in used else None}
 
 
 def _layers_to_hf(config: TransformerConfig) -> dict[str, Any]:
@@ -163,12 +167,7 @@ def _layers_to_hf(config: TransformerConfig) -> dict[str, Any]:
     raw = {"layer_types": [types[mixer] for mixer, _ in layers], "partial_rotary_factor": config.partial_rotary_factor}
     if config.gated_delta is not None:
         raw |= {theirs: getattr(config.gated_delta, ours) for ours, theirs in _GATED_DELTA.items()}
-    if config.moe is not None:
-        raw |= {theirs: getattr(config.moe, ours) for ours, theirs in _MOE.items()}
-        raw |= {"norm_topk_prob": config.moe.normalise, "decoder_sparse_step": 1}
-    if config.family == "qwen3_next":
-        raw["mlp_only_layers"] = [i for i, (_, mlp) in enumerate(layers) if mlp == "mlp"]
-    return raw
+    return raw | hf_moe.write_qwen(config) if config.family == "qwen3_next" else raw
 
 
 def _from_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,49 +188,6 @@ def _to_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {theirs: raw[ours] for ours, theirs in _LLADA_NAMES.items()} | _LLADA_FIXED | {
         "embedding_size": raw["vocab_size"], "use_cache": False, "bias_for_layer_norm": False,
         "layer_norm_with_affine": True, "embedding_dropout": 0.0, "residual_dropout": 0.0}
-
-
-def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = raw.get(name)
-    value = default if value is None else value
-    if value is None:
-        raise ValueError(f"a {raw['model_type']} model lacks {name!r}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = _field(raw, name, default)
-    if not _is_number(value):
-        raise ValueError(f"{name} = {value!r}: expected a number")
-    return float(value)
-
-
-def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = _field(raw, name, default)
-    if not _is_number(value) or value % 1:
-        raise ValueError(f"{name} = {value!r}: expected a whole number")
-    return int(value)
-
-
-def _boolean(raw: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = _field(raw, name, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} = {value!r}: expected true or false")
-    return value
-
-
-def _token(raw: Mapping[str, Any], name: str) -> int | None:
-    """Reads a special id; of several, the first."""
-    value = raw.get(name)
-    if isinstance(value, list):
-        if not value:
-            raise ValueError(f"{name} = []: expected an id, a list of at least one, or null")
-        value = value[0]
-    return None if value is None else _integer({name: value}, name)
 
 
 def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
@@ -280,4 +236,4 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
         raw |= _layers_to_hf(config)
         raw["rope_parameters"] |= {"partial_rotary_factor": config.partial_rotary_factor}
         del raw["use_sliding_window"]
-    return _to_llada(raw) if config.family == "llada" else raw
+    return _to_llada(raw) if config.family == "llada" else hf_moe.write(config, raw)

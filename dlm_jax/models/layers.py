@@ -66,6 +66,8 @@ class Attention(Owner):
             v = v + self.weight("v_bias", (K, H), ("kv_heads", None), zeros)
         if c.qk_norm:
             q, k = self.normed(q, self.norm_scale("q_norm", H)), self.normed(k, self.norm_scale("k_norm", H))
+        if c.clip_qkv is not None:
+            q, k, v = (jnp.clip(x, -c.clip_qkv, c.clip_qkv) for x in (q, k, v))
         q, k = self.turned(q, asked.positions), self.turned(k, told.positions)
         if c.yarn is not None and c.yarn.query_growth:
             grown = query_growth(asked.positions, c.yarn.original, c.yarn.query_growth)
@@ -82,7 +84,8 @@ class Attention(Owner):
         out = attention(q, k, v, asked.visibility, form=self.form, heads_first=cached)
         out = out * jax.nn.sigmoid(gate) if c.gated_attention else out
         weight = self.weight("o_proj", (N, H, D), ("heads", None, "embed"))
-        return merge(out, weight), cache
+        out = merge(out, weight)
+        return out + self.weight("o_bias", (D,), (None,), nn.initializers.zeros) if c.o_bias else out, cache
 
     def turned(self, x, positions):
         """Returns (B, T, N, H) heads rotated by their (B, T) positions."""

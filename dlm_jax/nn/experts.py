@@ -1,34 +1,63 @@
 """A mixture of experts as a function: tokens sorted by expert, one ragged product, nobody turned away.
 
-Letters: M tokens, D width, X experts, A experts a token, F expert width.
+Letters: M tokens, D width, X experts, A experts a token, F expert width, G groups.
 """
 
 from __future__ import annotations
+
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dlm_jax.types import ROWS
 
-def route(logits: Array, active: int, normalise: bool) -> tuple[Array, Array]:
+_TENSOR, _FSDP = "tensor", "fsdp"  # mesh axes that experts and their widths lie on
+
+
+def route(
+    scores: Array, active: int, normalise: bool = False, bias: Array | None = None, *, weigh_bias: bool = False,
+    groups: int = 1, active_groups: int = 1, scale: float = 1.0
+) -> tuple[Array, Array]:
     """Chooses each token's experts.
 
     Args:
-      logits: (M, X) router outputs.
+      scores: (M, X) float32 of all experts, the larger the better.
       active: A.
       normalise: divide the weights of a token's experts by their sum.
+      bias: (X,) float32 added to the scores that experts are chosen by, or None.
+      weigh_bias: whether it stays in their weights, too.
+      groups: G, of as many experts in a row.
+      active_groups: how many groups a token's experts are of, those with the largest sum of two scores.
+      scale: factor on the weights, unitless.
 
     Returns:
-      (M, A) float32 weights, largest first, and (M, A) int32 experts.
+      (M, A) float32 weights, those of the best expert first, and (M, A) int32 experts.
+
+    Source: Qwen3 (softmax, normalised); DeepSeek-V3, Sec. 2.1.2 (sigmoid, bias for the choice alone, groups).
     """
-    weights, experts = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), active)
-    return weights / jnp.sum(weights, axis=-1, keepdims=True) if normalise else weights, experts
+    judged = scores if bias is None else scores + bias
+    scores = judged if weigh_bias else scores
+    if active_groups < groups:
+        by_group = judged.reshape(-1, groups, judged.shape[-1] // groups)
+        worth = jnp.sum(jax.lax.top_k(by_group, 2)[0], axis=-1)
+        kept = jax.nn.one_hot(jax.lax.top_k(worth, active_groups)[1], groups, dtype=bool).any(axis=1)
+        judged = jnp.where(kept[:, :, None], by_group, -jnp.inf).reshape(judged.shape)
+    experts = jax.lax.top_k(judged, active)[1]
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
+    if normalise:
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+    return weights * scale, experts
 
 
 def mixture(x: Array, weights: Array, experts: Array, gate: Array, up: Array, down: Array) -> Array:
     """Runs every token through its own experts, SwiGLU feed-forwards, and sums what they make of it.
 
-    A token's result is its own: no expert has a capacity that others could fill.
+    A token's result is its own: no expert has a capacity that others could fill. On a mesh every device runs the
+    experts that it holds; where tokens are few, they travel to the devices that hold parts of an expert, else the
+    parts come together where the tokens are.
 
     Args:
       x: (M, D) tokens.
@@ -40,11 +69,37 @@ def mixture(x: Array, weights: Array, experts: Array, gate: Array, up: Array, do
     Returns:
       (M, D) in x's dtype.
     """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not {*ROWS, _TENSOR} <= {*mesh.axis_names} or gate.shape[0] % mesh.shape[_TENSOR]:
+        return _local(x, weights, experts, gate, up, down)
+    (M, D), (X, _, F), P = x.shape, gate.shape, jax.P
+    # bytes that move between devices of the axis that weights are cut along, either way
+    travels = D % mesh.shape[_FSDP] == 0 and M * (D + 2 * experts.shape[1] * F) < 3 * X // mesh.shape[_TENSOR] * D * F
+    rows, cut = (ROWS[0], _FSDP) if travels else (ROWS, None)
+    ways = math.prod(mesh.shape[axis] for axis in ((rows,) if isinstance(rows, str) else rows))
+    rows = rows if M % ways == 0 else None
+    run = functools.partial(_local, axes=(_TENSOR, cut))
+    return jax.shard_map(
+        run, in_specs=(P(rows, cut), P(rows), P(rows), *(P(_TENSOR, cut),) * 2, P(_TENSOR, None, cut)),
+        out_specs=P(rows, cut))(x, weights, experts, gate, up, down)
+
+
+def _local(x, weights, experts, gate, up, down, axes: tuple[str | None, str | None] = (None, None)):
+    """`mixture`, or a device's part of it: the axes that experts and that D lie on."""
     tokens, active = experts.shape
-    order = jnp.argsort(experts.reshape(-1), stable=True)  # places (token, choice) by expert
-    sizes = jnp.bincount(experts.reshape(-1), length=gate.shape[0]).astype(jnp.int32)
+    across, along = axes
+    flat = experts.reshape(-1)
+    if across is not None:  # the experts of other devices come last, and no group holds them
+        flat = flat - jax.lax.axis_index(across) * gate.shape[0]
+        flat = jnp.where((flat >= 0) & (flat < gate.shape[0]), flat, gate.shape[0])
+    order = jnp.argsort(flat, stable=True)  # places (token, choice) by expert
+    sizes = jnp.bincount(flat, length=gate.shape[0] + 1)[:-1].astype(jnp.int32)
     sorted_x = x[order // active]
-    inner = jax.nn.silu(jax.lax.ragged_dot(sorted_x, gate, sizes)) * jax.lax.ragged_dot(sorted_x, up, sizes)
-    made = jax.lax.ragged_dot(inner, down, sizes)
-    back = jnp.zeros_like(made).at[order].set(made, unique_indices=True).reshape(tokens, active, -1)
-    return jnp.sum(weights[..., None].astype(x.dtype) * back, axis=1)
+    whole = lambda part: part if along is None else jax.lax.psum(part, along)
+    product = lambda weight: whole(jax.lax.ragged_dot(sorted_x, weight, sizes))
+    made = jax.lax.ragged_dot(jax.nn.silu(product(gate)) * product(up), down, sizes)
+    back = jnp.zeros_like(made).at[order].set(made, unique_indices=True)
+    if across is not None:
+        back = jnp.where((flat < gate.shape[0])[:, None], back, 0)
+    mixed = jnp.sum(weights[..., None].astype(x.dtype) * back.reshape(tokens, active, -1), axis=1)
+    return mixed if across is None else jax.lax.psum(mixed, across)

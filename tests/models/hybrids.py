@@ -13,7 +13,7 @@ from dlm_jax.scoring import Pass
 from tests.conftest import random_params, tiny_config
 
 DELTA = GatedDelta(key_heads=2, value_heads=4, key_dim=8, value_dim=6, taps=4)
-EXPERTS = MoE(experts=5, active=2, width=12, shared_width=20)
+EXPERTS = MoE(experts=5, active=2, width=12, shared_width=20, shared_gate=True)
 KINDS = {
     "qwen3_5_text": dict(pattern=("gated_delta", "attention"), num_layers=4, gated_delta=DELTA),
     "qwen3_next": dict(pattern=("gated_delta", "attention+moe"), num_layers=4, gated_delta=DELTA, moe=EXPERTS)}

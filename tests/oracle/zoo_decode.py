@@ -174,6 +174,15 @@ def nemotron_speculative(folder: Folder, case: dict) -> Setting | str:
         lambda ids, eos: through(ids[: p["max_new_tokens"]], eos))
 
 
+def llada(folder: Folder, case: dict) -> Setting:
+    """LLaDA's generate, by the decoder of answers that are seen whole."""
+    p = case["params"]
+    return Setting(
+        decode.llada(steps=p["steps"], remasking=p["remasking"], cfg_scale=p["cfg_scale"],
+                     temperature=p["temperature"], schedule=decode.Blocks(p["block_length"]), stop=decode.Never()),
+        lambda prompt: p["gen_length"], -1, {"nfe": ("denoise",)})
+
+
 def stable_diffcoder(folder: Folder, case: dict) -> Setting:
     """Stable-DiffCoder's generate_block, whose last block is cut and what follows an EOS in its block is EOS."""
     p = case["params"]
@@ -209,7 +218,7 @@ SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting | str]] = {
     ("llada2_moe", "generate_2.0"): llada2, ("llada2_moe", "generate_2.1"): llada21,
     ("nemotron_labs_diffusion", "generate"): nemotron, ("nemotron_labs_diffusion", "ar_generate"): nemotron_ar,
     ("nemotron_labs_diffusion", "linear_spec_generate"): nemotron_speculative,
-    ("stable-diffcoder", "generate_block"): stable_diffcoder,
+    ("llada_moe", "generate"): llada, ("stable-diffcoder", "generate_block"): stable_diffcoder,
     ("wedlm-qwen3", "generate_wedlm"): wedlm, ("wedlm-qwen2", "generate_wedlm"): wedlm}
 
 
