@@ -49,6 +49,11 @@ class Canvas:
         put = lambda old, new: scatter(old, number, mask, new)
         return Canvas(put(self.tokens, tokens), put(self.committed_at, forward[:, None]), put(self.origin, origin))
 
+    def retract(self, number: Array, mask: Array) -> "Canvas":
+        """Takes tokens back, whose place holds the mask already; arguments as of `commit`."""
+        put = lambda old: scatter(old, number, mask, -1)
+        return self.replace(committed_at=put(self.committed_at), origin=put(self.origin))
+
 
 def scatter(into: Array, number: Array, mask: Array, values: Array | int) -> Array:
     """Returns (B, G) values with some replaced.

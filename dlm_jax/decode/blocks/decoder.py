@@ -217,7 +217,9 @@ class BlockDiffusion(Decoder):
         at = lambda x: jnp.take_along_axis(x, jnp.clip(number, 0, x.shape[1] - 1), axis=1)
         ours = (number >= 0) & (number < grid.stop[:, None]) & denoise[:, None]
         masked = at(open_) & ours
-        drafts = self._drafts(request, score.head(hidden), number, self._eligible(masked), forward)
+        known = ours & ~masked
+        drafts = self._drafts(request, score.head(hidden), number, self._eligible(masked), forward,
+                              self.editing and self.editing.retracts(state.step, grid.size, known))
         sure = drafts.order
         opened = jnp.minimum(grid.size, grid.stop - state.start) - jnp.maximum(-state.start, 0)
         clock = Clock(state.step, (state.start - grid.first) // grid.size, jnp.sum(open_, axis=1),
@@ -231,12 +233,15 @@ class BlockDiffusion(Decoder):
         bound = jnp.asarray(self.passes)
         closed |= denoise & (bound > 0) & (state.step + 1 >= bound)
         if self.editing is not None:
-            edited = self.editing.edits(drafts, sure, at(state.canvas.tokens), ours & ~masked)
+            edited = self.editing.edits(drafts, sure, at(state.canvas.tokens), known)
             began = denoise & ~jnp.any(masked, axis=1)
             taken = taken + began
             closed &= self.editing.over(began, jnp.any(edited, axis=1), taken)
             chosen |= edited
         canvas = state.canvas.commit(number, chosen, drafts.tokens, DRAFTED, forward)
+        if self.editing is not None:
+            back = edited & (drafts.tokens == request.mask_id)
+            canvas, closed = canvas.retract(number, back), closed & ~jnp.any(back, axis=1)
         return self._ended(request, grid, state.replace(
             canvas=canvas, step=state.step + denoise, taken=taken), closed, denoise)
 
@@ -247,17 +252,20 @@ class BlockDiffusion(Decoder):
         part = jnp.arange(masked.shape[1]) // self.sub_block
         return masked & (part == part[jnp.argmax(masked, axis=1)][:, None])
 
-    def _drafts(self, request, logits, number, eligible, forward) -> Drafts:
-        """Returns the drafts of a block; their `order` is the confidence of all of them, eligible or not."""
+    def _drafts(self, request, logits, number, eligible, forward, masks=None) -> Drafts:
+        """Returns the drafts of a block; their `order` is the confidence of all of them, eligible or not. Those of
+        `masks`, (B, K) bool, may be masks."""
         keys = sampling.draw_keys(request.keys, forward, number)
         draws, ties = (jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, use)))(keys) for use in (0, 1))
-        drafts = Drafts(self._drawn(request, logits, draws), logits, eligible, number, ties, self.sampler,
+        drafts = Drafts(self._drawn(request, logits, draws, masks), logits, eligible, number, ties, self.sampler,
                         self.confidence)
         return drafts.replace(order=parts.shaped(self.confidence, "of", self.confidence.of(drafts), number.shape))
 
-    def _drawn(self, request: Request, logits: Array, keys: Array) -> Array:
-        """Returns (B, C) int32 tokens of (B, C, V) logits; a mask is no answer."""
-        return self.sampler.draw(jnp.where(jnp.arange(logits.shape[-1]) == request.mask_id, -jnp.inf, logits), keys)
+    def _drawn(self, request: Request, logits: Array, keys: Array, masks: Array | None = None) -> Array:
+        """Returns (B, C) int32 tokens of (B, C, V) logits; a mask is no answer but where (B, C) `masks` say so."""
+        barred = jnp.arange(logits.shape[-1]) == request.mask_id
+        barred = barred if masks is None else barred & ~masks[..., None]
+        return self.sampler.draw(jnp.where(barred, -jnp.inf, logits), keys)
 
     def _ended(self, request, grid, state, closed, moved) -> State:
         """Returns the state with rows told done or due, of those that have moved; `closed` blocks are finished."""

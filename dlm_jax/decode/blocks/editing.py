@@ -13,21 +13,34 @@ from dlm_jax.decode.canvas import Canvas
 from dlm_jax.decode.masked.drafts import Drafts
 from dlm_jax.decode.parts import Part, number, whole
 
+RETRACTING = 4
+
 
 @struct.dataclass
 class Editing(Part):
     """A known token of the block gives way to another that is sure enough, until a forward of the full block changes
-    nothing.
+    nothing. Where the other is the mask, the token is taken back and drafted again; so that every block ends, no longer
+    than for `RETRACTING` times as many forwards as it has tokens and passes.
 
     Attributes:
       threshold: in the confidence's unit, of the token that comes in.
-      passes: forwards of a full block at most.
+      passes: forwards of a full block at most, all told.
 
     Source: LLaDA2.1 (token editing).
     """
 
     threshold: float = number(0.9)
     passes: int = whole(16)
+
+    def retracts(self, step: Array, size: int, known: Array) -> Array:
+        """Returns (B, K) bool: the tokens that a mask may take the place of.
+
+        Args:
+          step: (B,) int32 forwards of the block so far.
+          size: K.
+          known: (B, K) bool, as of `edits`.
+        """
+        return known & (step < RETRACTING * (size + jnp.asarray(self.passes)))[:, None]
 
     def edits(self, drafts: Drafts, confidence: Array, tokens: Array, known: Array) -> Array:
         """Returns (B, K) bool: the tokens that change.
