@@ -12,6 +12,7 @@ from jax import Array
 
 from dlm_jax.models.config import TransformerConfig, parts
 from dlm_jax.models.layers import MIXERS, MLPS, VIEWS
+from dlm_jax.models.owner import ADAPTER
 from dlm_jax.models.transformer import Transformer
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
@@ -53,11 +54,20 @@ def unroll(model: Transformer, params: Params) -> tuple[Transformer, Params]:
     """
     if not model.scan:
         raise ValueError("the model's layers are unrolled already")
-    rest = {name: value for name, value in params.items() if name != "layers"}
     size = len(model.config.pattern)
-    of = lambda place: params["layers"] if size == 1 else params["layers"][f"layer_{place}"]
-    layers = {f"layers_{i}": jax.tree.map(lambda x: x[i // size], of(i % size)) for i in range(model.config.num_layers)}
-    return dataclasses.replace(model, scan=False), {**rest, **layers}
+
+    def layers(stack):
+        """Returns every layer's part of a stack, whose places may be few: an adapter's are those that it changes."""
+        of = lambda place: stack if size == 1 else stack.get(f"layer_{place}", {})
+        return {f"layers_{i}": jax.tree.map(lambda x: x[i // size], of(i % size))
+                for i in range(model.config.num_layers)}
+
+    def unrolled(tree):
+        rest = {name: value for name, value in tree.items() if name not in ("layers", ADAPTER)}
+        adapter = {ADAPTER: unrolled(tree[ADAPTER])} if ADAPTER in tree else {}
+        return rest | (layers(tree["layers"]) if "layers" in tree else {}) | adapter
+
+    return dataclasses.replace(model, scan=False), unrolled(params)
 
 
 def parameter_shares(model: Transformer) -> dict[str, int]:

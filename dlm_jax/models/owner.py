@@ -5,6 +5,7 @@ Letters: B batch, T tokens, C wanted outputs, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,9 @@ from jax import Array
 
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.nn.norms import rms_norm
+
+
+ADAPTER = "adapter"  # the collection of what is added to weights, see `models.lora`
 
 
 class Owner(nn.Module):
@@ -24,6 +28,8 @@ class Owner(nn.Module):
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
         init = init or nn.initializers.normal(self.config.initializer_range)
         value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
+        if self.has_variable(ADAPTER, name):
+            value = adapted(value, self.get_variable(ADAPTER, name))
         return value if self.dtype is None else value.astype(self.dtype)
 
     def norm_scale(self, name: str, size: int) -> Array:
@@ -32,6 +38,19 @@ class Owner(nn.Module):
 
     def normed(self, x: Array, scale: Array) -> Array:
         return rms_norm(x, scale, self.config.rms_norm_eps, centred=self.config.centred_norms)
+
+
+def adapted(weight: Array, factors: Mapping[str, Array]) -> Array:
+    """Returns a weight and the low-rank change to it, in the weight's dtype; added in float32.
+
+    Args:
+      weight: (..., inputs, outputs).
+      factors: `a` (..., inputs, r), `b` (..., r, outputs) and `scale` (...).
+    """
+    a, b, scale = (factors[name].astype(jnp.float32) for name in ("a", "b", "scale"))
+    lead, rank = scale.shape, a.shape[-1]
+    change = a.reshape(*lead, -1, rank) @ b.reshape(*lead, rank, -1)
+    return (weight + (scale[..., None, None] * change).reshape(weight.shape)).astype(weight.dtype)
 
 
 def chosen(x: Array, wanted: Array | None) -> Array:

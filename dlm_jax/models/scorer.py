@@ -10,6 +10,7 @@ from jax import Array
 
 from dlm_jax.models.config import parts
 from dlm_jax.models.layers import MIXERS, VIEWS
+from dlm_jax.models.owner import ADAPTER
 from dlm_jax.nn import visibility as vis
 from dlm_jax.nn.cache import Caches
 from dlm_jax.scoring import Pass
@@ -22,6 +23,7 @@ class BoundScorer:
 
     model: Any
     params: Params
+    adapted: bool = False  # whether the adapter of the parameters is on, where they have one, see `models.lora`
 
     @property
     def vocab_size(self) -> int:
@@ -66,22 +68,30 @@ class BoundScorer:
         """
         if name not in VIEWS:
             raise ValueError(f"view {name!r}: expected one of {sorted(VIEWS)}")
+        if ADAPTER in self.params:
+            return dataclasses.replace(self, adapted=name == "diffusion")
         if name != "ar" and not self.model.config.dual:
             raise ValueError(f"a {self.model.config.family} model has no {name} view: make a dual model of it first "
-                             "(dlm_jax.init_from_ar, or launch.convert_weights to-orthrus)")
+                             "(dlm_jax.init_from_ar, or launch.convert_weights to-orthrus), or attach an adapter "
+                             "(models.lora)")
         return dataclasses.replace(self, model=dataclasses.replace(self.model, view=name))
+
+    def _apply(self, *arguments, method: str):
+        params = {name: value for name, value in self.params.items() if name != ADAPTER}
+        adapter = {ADAPTER: self.params[ADAPTER]} if self.adapted else {}
+        return self.model.apply({"params": params, **adapter}, *arguments, method=method)
 
     def hidden(self, tokens, told: Pass, cache=None, wanted=None):
         """See `scoring.Scorer.hidden`."""
-        return self.model.apply({"params": self.params}, tokens, told, cache, wanted, method="hidden")
+        return self._apply(tokens, told, cache, wanted, method="hidden")
 
     def head(self, hidden: Array) -> Array:
         """See `scoring.Scorer.head`."""
-        return self.model.apply({"params": self.params}, hidden, method="head")
+        return self._apply(hidden, method="head")
 
     def head_tile(self, hidden: Array, index: Array, count: int) -> tuple[Array, Array]:
         """See `scoring.Scorer.head_tile`."""
-        return self.model.apply({"params": self.params}, hidden, index, count, method="head_tile")
+        return self._apply(hidden, index, count, method="head_tile")
 
     def init_cache(self, batch: int, capacity: int, window: int = 0) -> Caches:
         """See `scoring.Scorer.init_cache`; a member for every layer of a period, or of the whole stack if unrolled."""

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dlm_jax.models.layers import Layer
-from dlm_jax.models.owner import Owner, chosen
+from dlm_jax.models.owner import ADAPTER, Owner, chosen
 from dlm_jax.models.scorer import BoundScorer
 from dlm_jax.nn import products
 from dlm_jax.scoring import Pass
@@ -91,7 +91,7 @@ class Transformer(Owner):
             return
         self.layers = nn.scan(
             optional_remat(Period),
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, ADAPTER: 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, 0),
             length=c.num_periods,
@@ -124,13 +124,13 @@ class Transformer(Owner):
     def _last_apart(self, x, told, cache, context, wanted):
         """Runs a scanned stack whose last period computes the wanted outputs only; not for gradients."""
         c = self.config
-        stacked = self.variables["params"]["layers"]
+        stacked = {name: tree["layers"] for name, tree in self.variables.items() if "layers" in tree}
         period = Period(c, self.dtype, self.view, self.attention_form, parent=None)
 
         def run(index, carry, wanted=None):
             of = lambda tree: jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), tree)
             members = None if context is None else of(context.members)
-            return period.apply({"params": of(stacked)}, carry, index, told, members, wanted)[0]
+            return period.apply(of(stacked), carry, index, told, members, wanted)[0]
 
         carry = jax.lax.fori_loop(0, c.num_periods - 1, run, (x, cache))
         return run(c.num_periods - 1, carry, wanted)
