@@ -120,10 +120,11 @@ class Scorer(Protocol):
     bidirectional: bool  # whether the family's own visibility is whole, or causal
     block_size: int | None  # tokens of the blocks the model was trained on, None where unknown
     noisy_shift: int | None  # the output at index i of a mask of a causal model predicts i + this; None: not trained to
+    views: tuple[str, ...]  # that `view` takes
     recurrent: bool  # whether it has layers that read `Pass.recurrence`
 
     def view(self, name: str) -> Scorer:
-        """Returns the scorer of a view of a dual model, "ar" (this one) or "diffusion"."""
+        """Returns the scorer of a view, "ar" (this one) or "diffusion": a dual model's, or the one with its adapter."""
 
     def hidden(self, tokens: Array, told: Pass, cache: Cache | None = None, wanted: Array | None = None
                ) -> tuple[Array, Cache | None]:

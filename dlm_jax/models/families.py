@@ -16,12 +16,14 @@ _LIKE = 0.5  # similarity of names from which on one is the other's neighbour
 
 
 def classes(raw: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the model classes that a config.json holds, those of its own code last."""
-    named = raw.get("architectures") or []
-    code = raw.get("auto_map") or {}
+    """Returns the names of the model classes of a config.json: those of its own code, else its architectures.
+
+    Converted checkpoints keep the architecture of what they were made from; the code that they name is what they are.
+    """
+    named, code = raw.get("architectures") or [], raw.get("auto_map") or {}
     own = [str(value).rpartition(".")[2] for key, value in code.items() if key.startswith("AutoModel")] \
         if isinstance(code, Mapping) else []
-    return list(dict.fromkeys([*map(str, named if isinstance(named, list) else [named]), *own]))
+    return list(dict.fromkeys(own or map(str, named if isinstance(named, list) else [named])))
 
 
 def recognise(raw: Mapping[str, Any]) -> str:
@@ -46,7 +48,7 @@ def recognise(raw: Mapping[str, Any]) -> str:
     if by_class and not both:
         raise ValueError(f"model_type {model_type!r} is of family {by_type[0]!r} and {', '.join(named)} of "
                          f"{by_class[0]!r}: correct one of them in config.json")
-    if named and not both and raw.get("auto_map"):
+    if not both and raw.get("auto_map"):
         raise ValueError(f"{', '.join(named)} of model_type {model_type!r} is code of its own that is not known here"
                          + _nearest(raw, model_type, named))
     held = both or by_type

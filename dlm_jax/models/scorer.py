@@ -60,6 +60,11 @@ class BoundScorer:
         """See `scoring.Scorer.recurrent`."""
         return self.model.config.recurrent
 
+    @property
+    def views(self) -> tuple[str, ...]:
+        """See `scoring.Scorer.views`."""
+        return tuple(VIEWS) if self.model.config.dual or ADAPTER in self.params else ("ar",)
+
     def view(self, name: str) -> "BoundScorer":
         """See `scoring.Scorer.view`.
 

@@ -54,8 +54,8 @@ def test_hub_downloads_check_the_config_before_the_weights(monkeypatch, tmp_path
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(ValueError, match="model_type 'llama' is not supported"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="model_type 'gpt2' is not supported"):
         folders.resolve("owner/name")
     assert asked == [["config.json"]]
     (tmp_path / "config.json").write_text(json.dumps(configs.to_hf(tiny_config())))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dlm_jax.conventions import Conventions
 from dlm_jax.models import hf_config as configs
 from dlm_jax.models.config import FAMILIES
 from tests.conftest import tiny_config
@@ -20,7 +21,7 @@ def test_round_trip(family, tied):
     config = tiny_config(family, tie_word_embeddings=tied, rope_theta=12345.0, mask_token_id=7, rms_norm_eps=1e-5,
                          block_size=4, logit_shift=1 if tiny_config(family).bidirectional else None)
     assert configs.from_hf(configs.to_hf(config)) == config
-    assert config.shift == 1
+    assert config.shift == (0 if config.convention == Conventions(prompt="causal") else 1)
 
 
 def test_llada_speaks_olmo():
@@ -66,7 +67,7 @@ def test_defaults_of_old_files():
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(model_type="llama"), "'llama'.*qwen2.*qwen3"),
+    (dict(model_type="gpt2"), "'gpt2'.*qwen2.*qwen3"),
     (dict(model_type=None), "None.*accepted"),
     (dict(num_key_value_heads=3), "4 is not a multiple of num_kv_heads = 3"),
     (dict(head_dim=15), "head_dim = 15.*even"),

@@ -16,6 +16,7 @@ import numpy as np
 from dlm_jax import decode
 from dlm_jax.decode import Runner
 from tests.oracle.masked import Folder, Outcome
+from tests.oracle.zoo_views import with_adapter
 
 ROWS = 8  # decoded at once
 
@@ -32,6 +33,7 @@ class Setting:
         prompt.
       compared: of what the authors return, how much; rows of a batch and drafts go on behind their end.
       offered: of a prompt's length, whether the row is compared.
+      adapter: whether the folder's adapter is attached.
       counts: of the ledger's forwards, name in the case -> kinds that it counts.
     """
 
@@ -42,6 +44,7 @@ class Setting:
     answer: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
     compared: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
     offered: Callable[[int], bool] = lambda prompt: True
+    adapter: bool = False
 
 
 _ALL = ("prefill", "denoise", "commit")
@@ -165,13 +168,13 @@ def nemotron_ar(folder: Folder, case: dict) -> Setting:
                    {"forward_calls": ("prefill", "decode")}, through)
 
 
-def nemotron_speculative(folder: Folder, case: dict) -> Setting | str:
+def nemotron_speculative(folder: Folder, case: dict) -> Setting:
     """Nemotron's linear_spec_generate, which keeps what the last round said beyond the length that was asked for."""
     p = case["params"]
-    return "with an adapter" if case.get("lora") else Setting(
+    return Setting(
         decode.SelfSpeculation(block_size=p["block_length"], threshold=p["threshold"]),
         lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("prefill", "draft", "verify")}, through,
-        lambda ids, eos: through(ids[: p["max_new_tokens"]], eos))
+        lambda ids, eos: through(ids[: p["max_new_tokens"]], eos), adapter=bool(case.get("lora")))
 
 
 def llada(folder: Folder, case: dict) -> Setting:
@@ -233,14 +236,14 @@ def decoded(folder: Folder) -> dict[str, tuple[Any, int]]:
             continue
         setting = make(folder, case)
         if isinstance(setting, Setting):
-            groups.setdefault((setting.decoder, setting.eos), []).append((case, setting))
+            groups.setdefault((setting.decoder, setting.eos, setting.adapter), []).append((case, setting))
     prompts = lambda cases: [row for case, _ in cases for row in case["prompt_ids"]]
     limits = lambda cases: [setting.limit(len(row)) for case, setting in cases for row in case["prompt_ids"]]
     longest = max((len(row) for cases in groups.values() for row in prompts(cases)), default=1)
     room = max((limit for cases in groups.values() for limit in limits(cases)), default=1)
     found = {}
-    for (decoder, eos), cases in groups.items():
-        runner, first = Runner(model, params, decoder), 0
+    for (decoder, eos, adapter), cases in groups.items():
+        runner, first = Runner(model, with_adapter(folder)[1] if adapter else params, decoder), 0
         rows, most = prompts(cases), limits(cases)
         outs = []
         for start in range(0, len(rows), ROWS):  # one shape for every setting

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import dlm_jax
+from dlm_jax.io import lora as adapters
+from dlm_jax.models import lora
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
 from tests.oracle.masked import Folder, Outcome, close
@@ -47,9 +49,19 @@ def logits(folder: Folder, case: dict) -> Outcome:
     return close(dlm_jax.forward(model, params, tokens, positions), want, RTOL, atol(folder))
 
 
+def with_adapter(folder: Folder) -> tuple:
+    """Returns the model and its parameters, the folder's adapter among them."""
+    model, params = folder.model
+    return model, lora.attach(params, adapters.load(folder.path, model.config)[1])
+
+
 def adapted(folder: Folder, case: dict) -> Outcome:
     """Compares the outputs of a model with its adapter on."""
-    return Outcome(excused="with an adapter, not run")
+    model, params = with_adapter(folder)
+    tokens = jnp.asarray(folder.array(case, "input_ids"))
+    rule = rule_of(case["attention"], tokens, None)
+    got = jax.jit(lambda params: model.scorer(params).view("diffusion")(tokens, None, rule))(params)
+    return close(got, folder.array(case, "logits"), RTOL, atol(folder))
 
 
 def cached(folder: Folder, case: dict) -> Outcome:

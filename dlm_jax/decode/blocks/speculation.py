@@ -23,7 +23,8 @@ from dlm_jax.scoring import Cache, Scorer
 
 @decoder
 class SelfSpeculation(Orthrus):
-    """Drafts a block as a denoiser, and keeps the drafts that the same weights, read causally, agree with.
+    """Drafts a block as a denoiser, and keeps the drafts that the same weights, read causally, agree with. An adapter
+    that the parameters have (`models.lora`) is on in drafts alone.
 
     Greedy output equals `Autoregressive()` on the same model.
 
@@ -74,6 +75,7 @@ class SelfSpeculation(Orthrus):
                 ) -> tuple[Array, Array, Cache, Counts]:
         """See `Orthrus._drafts`: passes until no row has a mask."""
         whole, shift = self._whole(request), score.noisy_shift or 0
+        drafter = score.view("diffusion") if "diffusion" in score.views else score
         K = place.shape[1]
 
         def again(carry):
@@ -81,8 +83,8 @@ class SelfSpeculation(Orthrus):
             active = jnp.any(masked, axis=1)
             counts = counts.add(DRAFT, width, active)
             block = jnp.concatenate([state.last[:, None], jnp.where(masked, request.mask_id, drafts)], axis=1)
-            hidden, cache = forward(score, False, whole, place - 1, block, jnp.where(active, width, 0), cache)
-            fresh = score.head(hidden[:, 1 - shift : K - shift])
+            hidden, cache = forward(drafter, False, whole, place - 1, block, jnp.where(active, width, 0), cache)
+            fresh = drafter.head(hidden[:, 1 - shift : K - shift])
             fresh = jnp.where(jnp.arange(fresh.shape[-1]) == request.mask_id, -jnp.inf, fresh)
             keys = sampling.draw_keys(request.keys, counts.after_prefill(), place[:, :-1])
             tokens = self.sampler.draw(fresh, keys)
