@@ -78,8 +78,8 @@ FAMILIES: Mapping[str, Family] = {
         mask_token_id=151665, conventions=Conventions(prompt="causal")),
     "llama": Family(architecture="LlamaForCausalLM"),
     "stable-diffcoder": Family(
-        architecture="StableDiffcoderForCausalLM", aliases=("SeedDiffcoderForCausalLM",), model_type="llama", block_size=4, mask_token_id=5,
-        conventions=_BLOCKS),
+        architecture="StableDiffcoderForCausalLM", aliases=("SeedDiffcoderForCausalLM",), model_type="llama",
+        block_size=4, mask_token_id=5, conventions=_BLOCKS),
     "sdar_moe": Family(architecture="SDARMoeForCausalLM", qk_norm=True, conventions=_BLOCKS, mask_token_id=151669),
     "rnd1": Family(architecture="RND1LM", qk_norm=True, conventions=_SHIFTED, mask_token_id=151669),
     "llada_moe": Family(

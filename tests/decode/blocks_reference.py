@@ -16,7 +16,8 @@ def sees(told, prompt: int, first: int, size: int, start: int, length: int) -> n
     limit = np.where(at >= start, start + size - 1, end if told.commit != "causal" else at)
     if told.commit == "none":
         limit = end
-    limit = np.where(at < min(prompt, first), {"full": prompt - 1, "causal": at, "block-causal": end}[told.prompt], limit)
+    of_prompt = {"full": prompt - 1, "causal": at, "block-causal": end}[told.prompt]
+    limit = np.where(at < min(prompt, first), of_prompt, limit)
     return at[None, :] <= limit[:, None]
 
 

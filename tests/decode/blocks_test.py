@@ -98,14 +98,14 @@ def test_a_row_depends_on_itself_alone(name, weights):
 
 def test_every_loop_takes_the_same_steps(weights):
     model = model_of(TOLD["fast_dllm_v2"])
-    runner = decode.Runner(model, weights, BlockDiffusion(sub_block=2, inner=True, commit=decode.Threshold(0.1)))
+    settings = dict(block_size=8, sub_block=4, commit=decode.TopN(1))
+    runner = decode.Runner(model, weights, BlockDiffusion(inner=True, **settings))
     request = runner.request(PROMPTS, max_new_tokens=LIMITS)
     compiled = runner.run(runner.start(request)).state
     plain = python_loop(model.scorer(weights), runner.decoder, request)
     np.testing.assert_array_equal(compiled.canvas.tokens, plain.canvas.tokens)
     np.testing.assert_array_equal(compiled.counts.forwards, plain.counts.forwards)
-    whole = generate(model, weights, PROMPTS, BlockDiffusion(sub_block=2, commit=decode.Threshold(0.1)),
-                     max_new_tokens=LIMITS).ledger
+    whole = generate(model, weights, PROMPTS, BlockDiffusion(**settings), max_new_tokens=LIMITS).ledger
     assert compiled.counts.positions.sum() < sum(x.sum() for x in whole.positions.values()), "pieces were run alone"
 
 
@@ -126,8 +126,8 @@ def test_a_block_may_be_left_with_masks(weights):
 
 @pytest.mark.parametrize("budget, place", [(0, 0), (2, 2), (5, 5), (20, None)])
 def test_thinking_ends_where_its_budget_does(budget, place, weights):
-    out = generate(model_of(TOLD["nemotron"]), weights, [[5, 9, 11]], BlockDiffusion(thinking=decode.Thinking(budget, 77)),
-                   max_new_tokens=12, eos_id=-1)
+    decoder = BlockDiffusion(thinking=decode.Thinking(budget, 77))
+    out = generate(model_of(TOLD["nemotron"]), weights, [[5, 9, 11]], decoder, max_new_tokens=12, eos_id=-1)
     assert np.flatnonzero(out.canvas[0] == 77).tolist() == ([] if place is None else [place])
 
 

@@ -52,7 +52,7 @@ def test_without_a_class_the_model_type_says_it():
     (own("sdar2", "sdar2", "SDAR2ForCausalLM"),
      "'sdar2' is not supported.*nearest known family is 'sdar', which has model_type 'sdar', not 'sdar2'; class "
      "'SDARForCausalLM', not 'SDAR2ForCausalLM'"),
-    (own("llama", "other", "OtherDiffusionLM", num_experts=8), "OtherDiffusionLM of model_type 'llama' is code of its own"),
+    (own("llama", "other", "OtherDiffusionLM"), "OtherDiffusionLM of model_type 'llama' is code of its own"),
     (own("sdar", "wedlm", "WeDLMForCausalLM"), "'sdar' is of family 'sdar' and WeDLMForCausalLM of 'wedlm-qwen"),
     (own("wedlm", "wedlm", "WeDLMForCausalLM"), "qk_norm = None, attention_bias = None may be any of"),
     ({"model_type": "xyzzy"}, "'xyzzy' is not supported; accepted: ")])

@@ -1,0 +1,88 @@
+"""Released diffusion checkpoints by hub id: their networks, how they are decoded by default, how that was tested."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from configs import blocks, dream, experts, flashdlm, llada
+from configs.decoding import Decoding
+from dlm_jax.conventions import Conventions
+from dlm_jax.models.config import TransformerConfig
+
+AUTHORS = "tiny models of the authors' code"  # logits, and decoding where they decode differently
+NAMES = "names and shapes alone"
+_QWEN3_0_6B = blocks.MODELS["sdar_8b"].replace(
+    family="a2d-qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, tie_word_embeddings=True,
+    block_size=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Checkpoints of one network.
+
+    Attributes:
+      ids: hub ids.
+      model: the network.
+      decoding: how it is decoded by default.
+      tested: how this library's reading of it was compared with the authors'.
+      note: what else is to know.
+    """
+
+    ids: tuple[str, ...]
+    model: TransformerConfig
+    decoding: Decoding
+    tested: str = AUTHORS
+    note: str = ""
+
+
+def _sdar(size: str) -> tuple[str, ...]:
+    return f"JetLM/SDAR-{size}-Chat", *(f"JetLM/SDAR-{size}-Chat-b{block}" for block in (8, 16, 32, 64))
+
+
+CHECKPOINTS = (
+    Checkpoint(ids=_sdar("1.7B"), model=blocks.MODELS["sdar_1_7b"], decoding=blocks.DECODING["sdar"]),
+    Checkpoint(ids=(*_sdar("4B"), "Gen-Verse/TraDo-4B-Instruct"), model=blocks.MODELS["sdar_4b"],
+               decoding=blocks.DECODING["sdar"]),
+    Checkpoint(ids=(*_sdar("8B"), "Gen-Verse/TraDo-8B-Instruct", "Gen-Verse/TraDo-8B-Thinking"),
+               model=blocks.MODELS["sdar_8b"], decoding=blocks.DECODING["sdar"]),
+    Checkpoint(ids=("JetLM/SDAR-30B-A3B-Chat",), model=experts.MODELS["sdar_30b_a3b"],
+               decoding=blocks.DECODING["sdar"], note="its config names neither mask nor block size"),
+    Checkpoint(ids=("Efficient-Large-Model/Fast_dLLM_v2_1.5B",), model=blocks.MODELS["fast_dllm_v2_1_5b"],
+               decoding=blocks.DECODING["fast_dllm_v2"]),
+    Checkpoint(ids=("Efficient-Large-Model/Fast_dLLM_v2_7B",), model=blocks.MODELS["fast_dllm_v2_7b"],
+               decoding=blocks.DECODING["fast_dllm_v2"]),
+    *(Checkpoint(ids=(f"nvidia/Nemotron-Labs-Diffusion-{size}",), model=blocks.MODELS[f"nemotron_{size.lower()}"],
+                 decoding=blocks.DECODING["nemotron"],
+                 note="also Autoregressive() and SelfSpeculation(), the latter with its draft adapter")
+      for size in ("3B", "8B", "14B")),
+    Checkpoint(ids=("ByteDance-Seed/Stable-DiffCoder-8B-Base", "ByteDance-Seed/Stable-DiffCoder-8B-Instruct"),
+               model=blocks.MODELS["stable_diffcoder_8b"], decoding=blocks.DECODING["stable_diffcoder"]),
+    Checkpoint(ids=("tencent/WeDLM-8B-Base", "tencent/WeDLM-8B-Instruct"), model=blocks.MODELS["wedlm_8b"],
+               decoding=blocks.DECODING["wedlm"]),
+    Checkpoint(ids=("tencent/WeDLM-7B-Base", "tencent/WeDLM-7B-Instruct"), model=blocks.MODELS["wedlm_7b"],
+               decoding=blocks.DECODING["wedlm"]),
+    Checkpoint(ids=("inclusionAI/LLaDA2.0-mini",), model=experts.MODELS["llada2_mini"],
+               decoding=blocks.DECODING["llada2"]),
+    Checkpoint(ids=("inclusionAI/LLaDA2.1-mini",), model=experts.MODELS["llada2_mini"],
+               decoding=blocks.DECODING["llada2_1"]),
+    Checkpoint(ids=("inclusionAI/LLaDA2.0-flash",), model=experts.MODELS["llada2_flash"],
+               decoding=blocks.DECODING["llada2"]),
+    Checkpoint(ids=("inclusionAI/LLaDA2.1-flash",), model=experts.MODELS["llada2_flash"],
+               decoding=blocks.DECODING["llada2_1"]),
+    Checkpoint(ids=("inclusionAI/LLaDA-MoE-7B-A1B-Base", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"),
+               model=experts.MODELS["llada_moe_7b_a1b"], decoding=llada.DECODING["released"]),
+    Checkpoint(ids=("radicalnumerics/RND1-Base-0910",), model=experts.MODELS["rnd1_30b_a3b"],
+               decoding=dream.DECODING["released"], tested=NAMES),
+    Checkpoint(ids=("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5",
+                    "Zigeng/dParallel-LLaDA-8B-instruct", "d3LLM/d3LLM_LLaDA"),
+               model=llada.LLADA_8B, decoding=llada.DECODING["released"]),
+    Checkpoint(ids=("Dream-org/Dream-v0-Base-7B", "Dream-org/Dream-v0-Instruct-7B",
+                    "Dream-org/Dream-Coder-v0-Instruct-7B", "apple/DiffuCoder-7B-Base", "apple/DiffuCoder-7B-Instruct",
+                    "apple/DiffuCoder-7B-cpGRPO", "Zigeng/dParallel_Dream_7B_Instruct", "d3LLM/d3LLM_Dream"),
+               model=dream.DREAM_7B, decoding=dream.DECODING["released"]),
+    Checkpoint(ids=("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1"),
+               model=_QWEN3_0_6B, decoding=llada.DECODING["released"]),
+    Checkpoint(ids=("fredzzp/open-dcoder-0.5B",), decoding=dream.DECODING["released"], tested=NAMES,
+               model=flashdlm.GUIDERS["qwen2_5_0_5b"].replace(conventions=Conventions(logits="shifted")),
+               note="its config is plain Qwen2's: add diffusion_conventions and mask_token_id to it"),
+)
