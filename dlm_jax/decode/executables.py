@@ -5,9 +5,10 @@ Thresholds, temperatures, lengths, special ids and keys are traced values of the
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -62,6 +63,19 @@ def jitted(function: Callable, model: Any) -> Any:
     return jax.jit(lambda *arguments: function(model, *arguments), donate_argnums=DONATED[function])
 
 
+@contextlib.contextmanager
+def placed(arguments: Any) -> Iterator[None]:
+    """Tells what is traced of the mesh that arguments lie on, so that layers may be run where their weights are.
+
+    Args:
+      arguments: arrays, or shapes with shardings.
+    """
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
+    mesh = next((s.mesh for s in shardings if isinstance(s, jax.NamedSharding) and s.mesh.size > 1), None)
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        yield
+
+
 class Executables:
     """Compiled programs, the least recently used of which goes first; threads may share them.
 
@@ -114,7 +128,9 @@ class Executables:
             start = time.perf_counter()
             try:
                 self._evict()  # before the new one needs its memory
-                with devices.alone(all(len(x.sharding.device_set) == 1 for x in leaves if isinstance(x, jax.Array))):
+                here = devices.alone(all(
+                    len(x.sharding.device_set) == 1 for x in leaves if isinstance(x, jax.Array)))
+                with here, placed(arguments):
                     made = jitted(function, model).lower(*arguments).compile()
                 self._evict()  # other threads may have compiled meanwhile
                 with self._lock:

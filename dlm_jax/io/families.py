@@ -151,4 +151,5 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     "sdar_moe": _DENSE + _ROUTER, "rnd1": _DENSE + _ROUTER, "llada2_moe": _LLADA2,
     "llada_moe": _DENSE + _ROUTER + _moe(("expert_bias", "expert_bias", "X -> X"))
     + _shared("shared_expert", "model.layers.{L}.")}
+HEAD = "lm_head.weight"  # and where it has another name
 HEADS = {"llada": "model.transformer.ff_out.weight", "nemotron_labs_diffusion": "diffusion_head.weight"}

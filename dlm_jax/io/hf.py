@@ -117,6 +117,9 @@ def _check_stored(
             more += (". The weights are those of an autoregressive model; launch.convert_weights to-orthrus makes a "
                      "dual-view model of one" if config.dual else
                      ". The weights are those of a dual-view model: its model_type is \"orthrus\"")
+        others = names.fitting(stored)
+        if 0 < len(others) < 5 and config.family not in others:
+            more += f". These are the tensors of {' or '.join(others)}: its config.json is another model's"
         raise ValueError(f"{path} does not fit its {config.family} config.json: {'; '.join(problems[:8])}{more}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from dlm_jax.io import tensor_files
-from dlm_jax.io.families import EXPERTS, HEADS, LAYOUT_MARKS, PIECES, TABLES, Row
+from dlm_jax.io.families import EXPERTS, HEAD, HEADS, LAYOUT_MARKS, PIECES, TABLES, Row
 from dlm_jax.models.config import TransformerConfig, parts
 
 _PARTS = ("attention", "gated_delta", "mlp", "moe")  # what some layers have and others may not
@@ -162,7 +162,7 @@ def _piece(name: str, held: str, sizes: Mapping[str, int], first: str) -> Piece:
 
 def head_row(config: TransformerConfig) -> Row:
     """Returns the row of the head, which a checkpoint lacks where the head is the embedding."""
-    return HEADS.get(config.family, "lm_head.weight"), "lm_head", "V D -> V D"
+    return HEADS.get(config.family, HEAD), "lm_head", "V D -> V D"
 
 
 def dtype(config: TransformerConfig, params: Mapping) -> np.dtype:
@@ -192,6 +192,24 @@ def _optional(config: TransformerConfig) -> dict[str, bool]:
         **dict.fromkeys(("q_bias", "k_bias", "v_bias"), config.qkv_bias),
         **dict.fromkeys(("shared_gate_proj", "shared_up_proj", "shared_down_proj"), moe and moe.shared_width > 0),
         "shared_gate": moe and moe.shared_gate, "expert_bias": moe and moe.bias is not None}
+
+
+def fitting(stored: Iterable[str]) -> list[str]:
+    """Returns the families whose tables have all of a checkpoint's tensors.
+
+    Args:
+      stored: tensor names.
+    """
+    stored = [name for name in map(plain, stored) if not IGNORED.search(name)]
+    found = []
+    for family, rows in TABLES.items():
+        experts = itertools.chain(*EXPERTS.values()) if any(".moe." in path for _, path, _ in rows) else ()
+        told = {name for name, _, _ in (*rows, *experts)} | {HEADS.get(family, HEAD)}
+        known = re.compile("|".join(
+            re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(re.sub(r"\[\w+\]$", "", name))) for name in sorted(told)))
+        if all(map(known.fullmatch, stored)) and rows[0][0] in stored:
+            found.append(family)
+    return found
 
 
 def as_stored(config: TransformerConfig, stored: Iterable[str]) -> TransformerConfig:

@@ -22,8 +22,8 @@ class Family:
       qk_norm: queries and keys are normalised per head before RoPE, unless a model says otherwise.
       qkv_bias: the q, k and v projections carry a bias, unless a model says otherwise.
       conventions: of a diffusion model; None where every token sees those up to itself and predicts the next.
-      block_size, mask_token_id: of the released checkpoints, where their configs do not say; the mask is left out
-        where the vocabulary does not hold it.
+      block_size, mask_token_id, eos_token_id: of the released checkpoints, where their configs do not say; left out
+        where the vocabulary does not hold the mask.
       renamed: fields of ours under the family's own names.
       stretched: checkpoints may say how their rotary embedding was stretched (`Yarn`).
       dual: a second attention set in every layer, the diffusion view.
@@ -40,6 +40,7 @@ class Family:
     conventions: Conventions | None = None
     block_size: int | None = None
     mask_token_id: int | None = None
+    eos_token_id: int | None = None
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stretched: bool = False
     dual: bool = False
@@ -86,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
         architecture="LLaDAMoEModelLM", aliases=("LLaDAMoEModel",), model_type="llada", mark="num_experts",
         qk_norm=True, conventions=Conventions(), mask_token_id=156895),
     "llada2_moe": Family(
-        architecture="LLaDA2MoeModelLM", qk_norm=True, block_size=32, mask_token_id=156895,
+        architecture="LLaDA2MoeModelLM", qk_norm=True, block_size=32, mask_token_id=156895, eos_token_id=156892,
         conventions=_BLOCKS.replace(commit="none")),
 }
 

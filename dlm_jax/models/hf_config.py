@@ -75,8 +75,8 @@ def from_hf(raw: Mapping[str, Any]) -> TransformerConfig:
         tie_word_embeddings=boolean(raw, "tie_word_embeddings", False),
         initializer_range=number(raw, "initializer_range", 0.02),
         max_position_embeddings=integer(raw, "max_position_embeddings", 32768),
-        **_special_ids(family, raw),
-        **{name: integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
+        **_released(family, raw) | {name: token(raw, name) for name in _SPECIAL_IDS if token(raw, name) is not None} | {
+            name: integer(raw, theirs) for name, theirs in _trained(family) if raw.get(theirs) is not None},
         **_told(raw),
         yarn=yarn,
         **(_layers(raw, home("partial_rotary_factor")) if FAMILIES[family].gated_attention else experts),
@@ -88,13 +88,12 @@ def _trained(family: str) -> list[tuple[str, str]]:
     return [(name, FAMILIES[family].renamed.get(name, name)) for name in _TRAINED]
 
 
-def _special_ids(family: str, raw: Mapping[str, Any]) -> dict[str, int | None]:
-    """Reads special ids, and the mask that all models of a family share where its configs leave it out."""
-    ids = {name: token(raw, name) for name in _SPECIAL_IDS}
-    usual = FAMILIES[family].mask_token_id
-    if ids["mask_token_id"] is None and usual is not None and usual < integer(raw, "vocab_size"):
-        ids["mask_token_id"] = usual
-    return ids
+def _released(family: str, raw: Mapping[str, Any]) -> dict[str, int]:
+    """Returns what all released models of a family share and their configs may leave out."""
+    usual, size = FAMILIES[family], integer(raw, "vocab_size")
+    known = usual.mask_token_id is not None and usual.mask_token_id < size
+    found = {name: getattr(usual, name) for name in ("mask_token_id", "eos_token_id", "block_size")}
+    return {name: value for name, value in found.items() if known and value is not None}
 
 
 def _told(raw: Mapping[str, Any]) -> dict[str, Conventions]:

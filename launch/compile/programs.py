@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import math
@@ -57,7 +56,7 @@ class Job:
 
     def trace(self) -> Any:
         """Returns the traced function."""
-        with contextlib.nullcontext() if self.mesh is None else sharding.activate(self.mesh):
+        with executables.placed(self.arguments) if self.mesh is None else sharding.activate(self.mesh):
             return self.jitted.trace(*self.arguments)
 
 
@@ -214,7 +213,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     decoder.check_model(shape)
     decoder = decoder.fitted(shape)
     tensor = math.gcd(len(devices), shape.num_kv_heads)
-    mesh = make_mesh(options.mesh, devices, shape, MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor))
+    spare = {"fsdp" if shape.moe else "data": len(devices) // tensor}  # experts are too many to be held twice
+    mesh = make_mesh(options.mesh, devices, shape, MeshConfig(**{"data": 1, "fsdp": 1, **spare}, tensor=tensor))
     model = dataclasses.replace(build.build(shape), scan=not options.unroll)
     B, entries, answer = options.batch or 8, options.cache or 4096, options.answer or 512
     if answer >= entries:
@@ -224,7 +224,8 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
     if len(devices) == 1:
         state = _whole(jax.eval_shape(begin, *arguments), mesh)
     else:
-        with use_backend("xla"):  # only where its state lies is asked: plain forms compile sooner
+        # only where its state lies is asked: plain forms compile sooner
+        with use_backend("xla"), executables.placed(arguments):
             lowered = begin.lower(*arguments)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                              lowered.out_info, lowered.compile().output_shardings)

@@ -11,8 +11,8 @@ from dlm_jax import decode
 from dlm_jax.models import build
 from dlm_jax.nn import visibility as vis
 from dlm_jax.scoring import Pass
-from tests.models.mixtures import mixture_config
 from tests.conftest import random_params
+from tests.models.mixtures import mixture_config
 
 V, MASK, EOS, SIZE, LIMIT = 24, 23, 1, 4, 10
 PROMPTS = [[5, 9, 4, 7, 3], [8, 2], [3, 3, 6, 11], [4]]
@@ -89,3 +89,16 @@ def test_editing_changes_tokens_and_takes_some_back():
     found = [by_hand(prompt, *setting) for prompt in PROMPTS for setting in SETTINGS[:3]]
     plain = [by_hand(prompt, setting[0], 2.0, 16, *setting[3:]) for prompt in PROMPTS for setting in SETTINGS[:3]]
     assert any((a[0] != b[0]).any() for a, b in zip(found, plain, strict=True))
+
+
+def test_kept_keys_and_values_change_nothing_but_what_is_computed():
+    """The released loop keeps nothing; a pass over every finished block that does gives the same answers."""
+    decoder = decode.BlockDiffusion(block_size=SIZE, commit=decode.Enough(0.3, decode.TopN(2)),
+                                    editing=decode.Editing(0.2, 16), stop=decode.Never())
+    told = decode.Conventions(prompt="block-causal", grid="absolute", commit="block-bidirectional")
+    plain, kept = (decode.generate(*model(), PROMPTS, made, max_new_tokens=LIMIT)
+                   for made in (decoder, decoder.replace(conventions=told)))
+    for a, b in zip(plain.tokens, kept.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (plain.ledger.forwards["denoise"] == kept.ledger.forwards["denoise"]).all()
+    assert (kept.ledger.forwards["commit"] > 0).all() and not plain.ledger.forwards["commit"].any()

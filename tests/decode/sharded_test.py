@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import jax
-from dlm_jax.decode import Runner, generate
+from dlm_jax.decode import BlockDiffusion, Editing, Runner, generate
 from dlm_jax.models import build
 from dlm_jax.train import sharding
 from dlm_jax.train.config import MeshConfig
 from tests.conftest import random_params, tiny_config
 from tests.decode.decode_test import DECODERS, peaked, prompts
+from tests.models.mixtures import mixture_config
 
 MESHES = [dict(data=1, fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2), dict(data=8)]
 
@@ -55,3 +56,15 @@ def test_each_device_holds_its_rows_and_heads_and_newcomers_are_taken_in():
     want = runner.read(rows, [0]).tokens[0]
     rows = runner.run(runner.admit(rows, 4, prompt[0], max_new_tokens=20))
     np.testing.assert_array_equal(runner.read(rows, [4]).tokens[0], want)
+
+
+@pytest.mark.parametrize("sizes", MESHES[:2])
+def test_eight_devices_share_experts_as_one_has_them(sizes):
+    model = build.build(mixture_config("llada2_moe", vocab_size=96, mask_token_id=95, block_size=4))
+    params, rows = random_params(model), prompts(20, 3)
+    decoder = BlockDiffusion(editing=Editing(0.5, 2))
+    one = generate(model, params, rows, decoder, max_new_tokens=6)
+    many = generate(model, spread(model, params, sizes), rows, decoder, max_new_tokens=6)
+    for a, b in zip(one.tokens, many.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one.ledger.totals() == many.ledger.totals()

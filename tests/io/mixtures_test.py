@@ -134,3 +134,19 @@ def test_published_sizes_are_built_without_their_memory(model, billions):
     assert {p.path: p.shape for p in names.parameters(config)} == {
         tuple(entry.key for entry in path): x.shape for path, x in flat}
     assert round(sum(x.size for _, x in flat) / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize("family", sorted(KINDS))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_tell_the_families_they_may_be_of(family, layout):
+    model, _ = laid_out(family, layout)
+    found = names.fitting(name for p in names.parameters(model.config) for name in p.names)
+    assert family in found and not {"llada", "qwen3", "nemotron_labs_diffusion"} & {*found}
+
+
+def test_another_models_tensors_are_named(tmp_path):
+    dlm_jax.save(tmp_path / "model", *mixture("llada2_moe"))
+    dlm_jax.save(tmp_path / "other", *mixture("rnd1"))
+    (tmp_path / "model" / "config.json").write_text((tmp_path / "other" / "config.json").read_text())
+    with pytest.raises(ValueError, match="These are the tensors of llada2_moe: its config.json is another model's"):
+        dlm_jax.load(tmp_path / "model")

@@ -145,7 +145,7 @@ def llada21(folder: Folder, case: dict) -> Setting:
 def _answer(case: dict, ids: np.ndarray, eos: int) -> np.ndarray:
     """Returns the answer of what LLaDA2 returns, which sometimes has the prompt before it."""
     prompt = np.array(case["prompt_ids"][0])
-    return ids[len(prompt) :] if (ids[: len(prompt)] == prompt).all() and len(ids) > len(prompt) else ids
+    return ids[len(prompt) :] if len(ids) > len(prompt) and (ids[: len(prompt)] == prompt).all() else ids
 
 
 def nemotron(folder: Folder, case: dict) -> Setting:
