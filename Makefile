@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ORACLE ?= $(if $(wildcard ../shared/oracle),../shared/oracle,tests/golden)
+ZOO    ?= $(wildcard ../shared/oracle_zoo)
 ARGS   ?=
 
 # jax from PyPI is the CPU build; say JAX_PLATFORMS= to let jax choose among what you installed yourself
@@ -23,7 +24,7 @@ SHARE  := -n 2 --dist loadfile
 .PHONY: help quickstart test test-all bench clean
 help:
 	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"
-	@echo "make test              quick tests, then reference numbers in $(ORACLE)"
+	@echo "make test              quick tests, then reference numbers in $(ORACLE) $(ZOO)"
 	@echo "make test-all          slow tests too"
 	@echo "make bench             decoding benchmark; ARGS are passed on"
 	@echo "make clean             removes the environment and caches, never runs/"
@@ -34,10 +35,12 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(RUN) -m pytest $(SHARE) -q -m "not slow" $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
+	$(if $(ZOO),$(RUN) -m tests.oracle $(ZOO))
 
 test-all: $(VENV)/.installed-test
 	$(RUN) -m pytest $(SHARE) -q $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
+	$(if $(ZOO),$(RUN) -m tests.oracle $(ZOO))
 
 bench: $(VENV)/.installed
 	$(RUN) -m launch.benchmark decode $(ARGS)

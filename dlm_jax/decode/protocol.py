@@ -125,9 +125,12 @@ class Decoder(Part):
             kinds = {True: "bidirectional", False: "causal"}
             fix = ("decode it with Autoregressive, or make a masked-diffusion model of it (launch.convert_weights "
                    "to-diffusion) and train that") if self.needs.bidirectional else (
-                       "decode it with a masked-diffusion decoder (MaskedDiffusion)")
+                       f"decode it with a masked-diffusion decoder ({_decoder_of(config)})")
             raise ValueError(f"{name} needs a {kinds[self.needs.bidirectional]} model, this {config.family} one is "
                              f"{kinds[config.bidirectional]}: {fix}")
+        if self.needs.bidirectional is False and config.shift != 1:
+            raise ValueError(f"{name} takes next tokens from outputs, those of this {config.family} model are a token's "
+                             f"own: decode it with {_decoder_of(config)}")
         if self.needs.dual and not config.dual:
             raise ValueError(f"{name} drafts with a second view and this {config.family} model has one: make a dual "
                              "model of it (launch.convert_weights to-orthrus, or dlm_jax.init_from_ar) and train that, "
@@ -159,6 +162,12 @@ class Decoder(Part):
                              "pass mask_id, or convert the checkpoint (launch.convert_weights adds one)")
         if self.needs.masked_canvas and mask_id == eos_id:
             raise ValueError(f"mask_id = eos_id = {mask_id}: the mask must be a token of its own")
+
+
+def _decoder_of(config: Any) -> str:
+    """Returns the name of the decoder that reads a diffusion model as it was taught."""
+    told = config.convention
+    return "MaskedDiffusion" if told is None or (told.prompt, told.commit) == ("full", "none") else "BlockDiffusion"
 
 
 def decoder(cls: type) -> type:

@@ -175,7 +175,10 @@ def test_rules():
     (None, BlockDiffusion(), "nothing says how this qwen3 model was taught.*Conventions"),
     (Conventions(), BlockDiffusion(), "prompt = 'full' with commit = 'none'.*MaskedDiffusion"),
     (TOLD["sdar"], SelfSpeculation(), "is bidirectional: decode it"),
-    (TOLD["wedlm"], SelfSpeculation(), "both autoregressive and a denoiser.*BlockDiffusion"),
+    (TOLD["nemotron"].replace(commit="block-bidirectional"), SelfSpeculation(), "both autoregressive.*BlockDiffusion"),
+    (TOLD["wedlm"], Autoregressive(), "takes next tokens from outputs.*decode it with BlockDiffusion"),
+    (TOLD["sdar"], Autoregressive(), "is bidirectional: decode it with a masked-diffusion decoder .BlockDiffusion"),
+    (TOLD["sdar"], decode.MaskedDiffusion(), "see whole blocks of the prompt.*BlockDiffusion"),
 ])
 def test_models_that_it_cannot_serve(told, decoder, message, weights):
     with pytest.raises(ValueError, match=message):

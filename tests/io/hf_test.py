@@ -15,7 +15,9 @@ from dlm_jax.models import build
 from tests.conftest import random_params, tiny_config
 
 FAMILIES = [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen2", True), ("orthrus", True),
-            ("orthrus-qwen2", False), ("llada", False), ("Dream", False)]
+            ("orthrus-qwen2", False), ("llada", False), ("Dream", False), ("llama", True),
+            ("sdar", False), ("Fast_dLLM_Qwen", True), ("nemotron_labs_diffusion", False), ("stable-diffcoder", False),
+            ("wedlm-qwen3", False), ("wedlm-qwen2", False)]
 
 
 def make(family="qwen3", tied=False, dtype=jnp.float32):
