@@ -4,8 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
-ORACLE ?= $(if $(wildcard ../shared/oracle),../shared/oracle,tests/golden)
-ZOO    ?= $(wildcard ../shared/oracle_zoo)
+ORACLE ?= $(or $(wildcard ../shared/oracle ../shared/oracle_zoo),tests/golden)
 ARGS   ?=
 
 # jax from PyPI is the CPU build; say JAX_PLATFORMS= to let jax choose among what you installed yourself
@@ -35,12 +34,10 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(RUN) -m pytest $(SHARE) -q -m "not slow" $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
-	$(if $(ZOO),$(RUN) -m tests.oracle $(ZOO))
 
 test-all: $(VENV)/.installed-test
 	$(RUN) -m pytest $(SHARE) -q $(ARGS)
 	$(RUN) -m tests.oracle $(ORACLE)
-	$(if $(ZOO),$(RUN) -m tests.oracle $(ZOO))
 
 bench: $(VENV)/.installed
 	$(RUN) -m launch.benchmark decode $(ARGS)

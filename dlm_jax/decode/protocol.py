@@ -129,8 +129,8 @@ class Decoder(Part):
             raise ValueError(f"{name} needs a {kinds[self.needs.bidirectional]} model, this {config.family} one is "
                              f"{kinds[config.bidirectional]}: {fix}")
         if self.needs.bidirectional is False and config.shift != 1:
-            raise ValueError(f"{name} takes next tokens from outputs, those of this {config.family} model are a token's "
-                             f"own: decode it with {_decoder_of(config)}")
+            raise ValueError(f"{name} takes next tokens from outputs, those of this {config.family} model are a "
+                             f"token's own: decode it with {_decoder_of(config)}")
         if self.needs.dual and not config.dual:
             raise ValueError(f"{name} drafts with a second view and this {config.family} model has one: make a dual "
                              "model of it (launch.convert_weights to-orthrus, or dlm_jax.init_from_ar) and train that, "

@@ -88,7 +88,8 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget, plan: Plan) -> 
 
     models, trained = {}, {}
     for training in plan.trainings:
-        head(f"train {training.title}: {budget.steps[training.name]} steps of rows of {training.length or length} tokens")
+        tokens = training.length or length
+        head(f"train {training.title}: {budget.steps[training.name]} steps of rows of {tokens} tokens")
         models[training.name], trained[training.name] = stages.train(training, job, train_rows)
 
     head(f"answer {len(test_rows)} questions with {len(plan.systems)} systems, up to {room} tokens each")

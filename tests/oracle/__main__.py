@@ -1,9 +1,9 @@
 """Runs reference numbers made by other software through this library's public functions.
 
-    python -m tests.oracle ../shared/oracle
+    python -m tests.oracle ../shared/oracle ../shared/oracle_zoo
     python -m tests.oracle --jobs 1 some/other/folder
 
-Walks the folder, recognises every case folder by what its files hold (never by its name), prints a line for each
+Walks the folders, recognises every case folder by what its files hold (never by its name), prints a line for each
 and `N passed, N failed`; exits 1 if any failed and 2 if there was nothing to run. A kind of folder that no runner
 knows is named as `not covered`.
 """
@@ -50,26 +50,27 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs everything below a folder; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.oracle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder that holds case folders, at any depth")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="folder", help="holds case folders, at any depth")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4),
                         help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if not options.folder.is_dir():
-        print(f"{options.folder} is not a folder", file=sys.stderr)
-        return 2
-    found = list(recognise.case_folders(options.folder))
+    for folder in options.folders:
+        if not folder.is_dir():
+            print(f"{folder} is not a folder", file=sys.stderr)
+            return 2
+    names = {found: str(found.relative_to(folder)) if found != folder else folder.name
+             for folder in options.folders for found in recognise.case_folders(folder)}
     # many cases first: what takes longest should not run alone at the end
     size = lambda folder: -sum(file.stat().st_size for file in folder.glob("*.json"))
-    known = sorted((f for f in found if recognise.runner(f)), key=size)
-    if not found:
-        print(f"no case folders (cases.json or *.npz) below {options.folder}", file=sys.stderr)
+    known = sorted((f for f in names if recognise.runner(f)), key=size)
+    if not names:
+        print(f"no case folders (cases.json or *.npz) below {', '.join(map(str, options.folders))}", file=sys.stderr)
         return 2
     passed = failed = 0
-    name = lambda folder: str(folder.relative_to(options.folder)) if folder != options.folder else folder.name
-    width = max(len(name(f)) for f in found)
-    for folder in found:
+    width = max(map(len, names.values()))
+    for folder, name in names.items():
         if folder not in known:
-            print(f"not covered  {name(folder):<{width}}", flush=True)
+            print(f"not covered  {name:<{width}}", flush=True)
     from tests.oracle.__main__ import run_folder as run  # child processes find it by this name, not by "__main__"
 
     spawn = multiprocessing.get_context("spawn")
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             except concurrent.futures.process.BrokenProcessPool as problem:  # its other folders are lost with it
                 ok, error, detail, seconds = False, float("nan"), f"not finished: {problem}", 0.0
             passed, failed = passed + ok, failed + (not ok)
-            print(f"{'passed' if ok else 'FAILED':<11}  {name(jobs[job]):<{width}}  largest error {error:.1e}  "
+            print(f"{'passed' if ok else 'FAILED':<11}  {names[jobs[job]]:<{width}}  largest error {error:.1e}  "
                   f"{seconds:5.1f} s  {detail}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
