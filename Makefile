@@ -23,7 +23,7 @@ SHARE  := -n 2 --dist loadfile
 .PHONY: help quickstart test test-all bench clean
 help:
 	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"
-	@echo "make test              quick tests, then reference numbers in $(ORACLE) $(ZOO)"
+	@echo "make test              quick tests, then reference numbers in $(ORACLE)"
 	@echo "make test-all          slow tests too"
 	@echo "make bench             decoding benchmark; ARGS are passed on"
 	@echo "make clean             removes the environment and caches, never runs/"
