@@ -31,6 +31,8 @@ class MaskedDiffusion(noise.Denoising):
     Attributes:
       eps: least masking probability; a row's is (1 - eps) t + eps, t uniform in [0, 1).
       random_length: share of rows that are cut to a random length first, for targets "all"; LLaDA's is 0.01.
+      random_canvas: share of rows whose answer ends in EOS tokens up to a random place of the batch's width, for padding
+        "eos"; the others' end with the batch's longest row. Answers are then asked for on canvases of any length.
       block_length: tokens of the one block a row that is masked and predicted, with all before it clean and all after
         it hidden, see `noise.one_block`; 0 masks the whole target.
     """
@@ -38,6 +40,7 @@ class MaskedDiffusion(noise.Denoising):
     name: ClassVar[str] = "masked_diffusion"
     eps: float = 1e-3
     random_length: float = 0.0
+    random_canvas: float = 0.0
     block_length: int = 0
 
     def __post_init__(self):
@@ -46,6 +49,11 @@ class MaskedDiffusion(noise.Denoising):
             raise ValueError(f"eps = {self.eps}: expected a probability in (0, 1]; at 0 the weight 1 / t is unbounded")
         if not 0 <= self.random_length <= 1:
             raise ValueError(f"random_length = {self.random_length}: expected a share of rows in [0, 1]")
+        if not 0 <= self.random_canvas <= 1:
+            raise ValueError(f"random_canvas = {self.random_canvas}: expected a share of rows in [0, 1]")
+        if self.random_canvas and (self.padding != "eos" or self.block_length):
+            raise ValueError(f"random_canvas = {self.random_canvas} lengthens whole answers by EOS tokens: it needs "
+                             f"padding 'eos' and block_length 0, not {self.padding!r} and {self.block_length}")
         if not isinstance(self.block_length, int) or self.block_length < 0:
             raise ValueError(f"block_length = {self.block_length}: expected a number of tokens, or 0 for the whole "
                              "target")
@@ -65,7 +73,8 @@ class MaskedDiffusion(noise.Denoising):
     def _rows(self, batch: dict[str, Array], key: Array) -> losses.Rows:
         if self.random_length:
             batch = batch | {"length": _cut(key, batch, self.random_length)}
-        rows = noise.supervise(batch, self.target, self.padding, self.eos_id)
+        end = _canvas(key, batch, self.random_canvas) if self.random_canvas else None
+        rows = noise.supervise(batch, self.target, self.padding, self.eos_id, end=end)
         if self.block_length:
             first = batch["prompt_length"][:, None] if self.target == "response" else 0
             rows = noise.one_block(rows, key, batch, first, self.block_length, self.mask_id)
@@ -105,3 +114,13 @@ def _cut(key: Array, batch: dict[str, Array], share: float) -> Array:
     chosen, fraction = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(keys).T
     length = batch["length"]
     return jnp.where(chosen < share, jnp.minimum(1 + jnp.floor(fraction * length).astype(jnp.int32), length), length)
+
+
+def _canvas(key: Array, batch: dict[str, Array], share: float) -> Array:
+    """Returns (B, 1) tokens of each row and what follows it, some of them uniform between the row's and the batch's."""
+    keys = noise.row_keys(key, batch["example_id"], 4)
+    chosen, fraction = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(keys).T
+    length, longest = batch["length"], jnp.max(batch["length"])
+    room = batch["tokens"].shape[1] - length
+    drawn = length + jnp.minimum(jnp.floor(fraction * (room + 1)).astype(jnp.int32), room)
+    return jnp.where((chosen < share) & (length > 0), drawn, longest)[:, None]

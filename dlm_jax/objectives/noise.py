@@ -176,7 +176,8 @@ def weight(schedule: str, time: Array) -> Array:
 
 
 def supervise(
-    batch: dict[str, Array], target: str, padding: str, eos_id: int | None, block_size: int = 1, first: Array | int = 0
+    batch: dict[str, Array], target: str, padding: str, eos_id: int | None, block_size: int = 1, first: Array | int = 0,
+    end: Array | None = None
 ) -> Supervision:
     """Says which tokens may be masked.
 
@@ -188,6 +189,7 @@ def supervise(
       eos_id: of "eos".
       block_size: of blocks that are filled to their end, tokens.
       first: (B, 1) int32 or int, a token at which a block begins.
+      end: (B, 1) int32 tokens of a row with the EOS tokens of "eos"; None for those of the longest row.
 
     Returns:
       The rows.
@@ -200,7 +202,8 @@ def supervise(
     taught = own & (batch["loss_mask"] if target == "response" else True)
     if padding == "ignore":
         return Supervision(tokens, own, taught)
-    end = first - (first - jnp.max(batch["length"])) // block_size * block_size
+    if end is None:
+        end = first - (first - jnp.max(batch["length"])) // block_size * block_size
     filled = jnp.broadcast_to(index < end, own.shape)
     return Supervision(jnp.where(filled & ~own, eos_id, tokens), filled, taught | (filled & ~own))
 

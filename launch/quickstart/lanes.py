@@ -22,8 +22,8 @@ WIDE = Training(name="wide", title="the same, wide blocks", start="masked", lear
 # lanes and lookahead read masks anywhere before them: blocks, which have all before them clean, teach to guess there
 WHOLE = Training(name="whole", title="the same, whole answers", start="wide", learning_rate=1e-3,
                  objective=MaskedDiffusion(**NOISE), **FACTS)
-LONG = Training(name="long", title="the same, long canvases", start="whole", learning_rate=3e-4, length=LENGTH,
-                objective=MaskedDiffusion(**NOISE), **FACTS)
+LONG = Training(name="long", title="the same, long canvases", start="whole", learning_rate=5e-4, length=LENGTH,
+                objective=MaskedDiffusion(random_canvas=0.75, **NOISE), **FACTS)
 
 
 def _answers(name: str, decoder: decode.Decoder, **facts) -> System:
@@ -38,4 +38,4 @@ SYSTEMS = (
     _answers("commit and advance", decode.asynclane.commit_and_advance("math", **LANES)),
     _answers("AsyncLane", decode.AsyncLane(boundary="math", **LANES), headline=True))
 PLAN = Plan(title="dlm_jax: lanes", trainings=(SEED, MASKED, WIDE, WHOLE, LONG), systems=SYSTEMS,
-            budgets=budgets({"seed": 800, "masked": 1200, "wide": 3000, "whole": 1500, "long": 600}))
+            budgets=budgets({"seed": 800, "masked": 1200, "wide": 3000, "whole": 1500, "long": 900}))

@@ -169,6 +169,19 @@ def test_random_lengths_cut_the_share_of_rows_that_is_asked_for():
     np.testing.assert_allclose(np.mean(length[length < 40]), 20, atol=1.5)
 
 
+def test_random_canvases_end_between_a_row_and_the_batch():
+    batch = make_batch(B=2048, T=40)
+    batch |= {"length": jnp.full(2048, 10).at[0].set(20)}
+    rows = make_objective(random_canvas=0.5).prepare(batch, jax.random.key(0))
+    length = np.asarray(rows.valid).sum(1)
+    np.testing.assert_allclose(np.mean(length != 20), 0.5 * 30 / 31, atol=0.04)
+    assert (length.min(), length.max()) == (10, 40) and 20 <= length[0]
+    np.testing.assert_allclose(np.mean(length[length != 20]), 25, atol=1.5)
+    filled = np.arange(40) >= np.asarray(batch["length"])[:, None]
+    tokens, labels = np.asarray(rows.tokens), np.asarray(rows.labels)
+    assert np.isin(np.where(labels != losses.IGNORE, labels, tokens)[filled & np.asarray(rows.valid)], EOS).all()
+
+
 def test_a_causal_model_is_refused_with_the_fix():
     score = MODELS["causal"].scorer(PARAMS["causal"])
     with pytest.raises(ValueError, match="'masked_diffusion' needs a bidirectional model.*to-diffusion"):
@@ -181,7 +194,8 @@ def test_a_causal_model_is_refused_with_the_fix():
     (dict(eps=0.0), "eps = 0.0"), (dict(eps=1.5), "eps = 1.5"), (dict(normalisation="mean"), "'mean'.*sequence"),
     (dict(block_length=-1), "block_length = -1"), (dict(block_length=2.5), "block_length = 2.5"),
     (dict(random_length=2.0), "random_length = 2.0"), (dict(random_length=0.1), "target 'all' and padding 'ignore'"),
-    (dict(head_chunk=0), "head_chunk = 0"),
+    (dict(random_canvas=-0.5), "random_canvas = -0.5"), (dict(random_canvas=1.0, padding="ignore"), "padding 'eos'"),
+    (dict(random_canvas=1.0, block_length=4), "block_length 0, not 'eos' and 4"), (dict(head_chunk=0), "head_chunk = 0"),
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
