@@ -44,9 +44,9 @@ def facts(checkpoint) -> tuple[str, ...]:
 
     config = checkpoint.model
     told, count = config.convention, build.parameter_shares(build.build(config))["total"]
-    return (config.family, f"{count / 1e9:.2f} B", f"{2 * count / _GIB:.1f} GiB", f"{count / _GIB:.1f} GiB",
-            told.prompt, told.logits, told.grid, told.seed, told.commit, str(config.block_size or "-"),
-            checkpoint.tested)
+    sizes = (f"{count / 1e9:.2f} B", f"{2 * count / _GIB:.1f} GiB", f"{count / _GIB:.1f} GiB")
+    conventions = (told.prompt, told.logits, told.grid, told.seed, told.commit, str(config.block_size or "-"))
+    return (config.family, *sizes, *conventions, checkpoint.tested)
 
 
 def work(options: argparse.Namespace) -> int:

@@ -128,6 +128,9 @@ class Decoder(Part):
                        f"decode it with a masked-diffusion decoder ({_decoder_of(config)})")
             raise ValueError(f"{name} needs a {kinds[self.needs.bidirectional]} model, this {config.family} one is "
                              f"{kinds[config.bidirectional]}: {fix}")
+        if self.needs.bidirectional and config.convention.prompt == "block-causal":
+            raise ValueError(f"{name} shows tokens the whole row, and those of this {config.family} model see no block "
+                             "behind their own: decode it with BlockDiffusion")
         if self.needs.bidirectional is False and config.shift != 1:
             raise ValueError(f"{name} takes next tokens from outputs, those of this {config.family} model are a "
                              f"token's own: decode it with {_decoder_of(config)}")

@@ -159,6 +159,9 @@ def _check(config: Any, prompts: Any, answers: Any, mask_id: Any, samples: int, 
     if not config.bidirectional:
         raise ValueError(f"a {config.family} model is causal; the bound needs a bidirectional one, such as "
                          "`python -m launch.convert_weights to-diffusion` makes")
+    if config.convention.prompt != "full":
+        raise ValueError(f"tokens of this {config.family} model see no block behind their own; the bound is of models "
+                         "that see whole rows (LLaDA, Dream)")
     if mask_id is None:
         raise ValueError("mask_id is None and the model's config has no mask_token_id: give the id of its mask token")
     if not 0 <= mask_id < config.vocab_size:

@@ -178,7 +178,7 @@ def test_rules():
     (TOLD["nemotron"].replace(commit="block-bidirectional"), SelfSpeculation(), "both autoregressive.*BlockDiffusion"),
     (TOLD["wedlm"], Autoregressive(), "takes next tokens from outputs.*decode it with BlockDiffusion"),
     (TOLD["sdar"], Autoregressive(), "is bidirectional: decode it with a masked-diffusion decoder .BlockDiffusion"),
-    (TOLD["sdar"], decode.MaskedDiffusion(), "see whole blocks of the prompt.*BlockDiffusion"),
+    (TOLD["sdar"], decode.MaskedDiffusion(), "shows tokens the whole row.*BlockDiffusion"),
 ])
 def test_models_that_it_cannot_serve(told, decoder, message, weights):
     with pytest.raises(ValueError, match=message):

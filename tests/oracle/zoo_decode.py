@@ -34,6 +34,7 @@ class Setting:
       compared: of what the authors return, how much; rows of a batch and drafts go on behind their end.
       offered: of a prompt's length, whether the row is compared.
       adapter: whether the folder's adapter is attached.
+      traced: whether a token that a forward commits stays, so that what every forward was fed can be told.
       counts: of the ledger's forwards, name in the case -> kinds that it counts.
     """
 
@@ -45,6 +46,7 @@ class Setting:
     compared: Callable[[np.ndarray, int], np.ndarray] = lambda ids, eos: ids
     offered: Callable[[int], bool] = lambda prompt: True
     adapter: bool = False
+    traced: bool = True
 
 
 _ALL = ("prefill", "denoise", "commit")
@@ -62,7 +64,9 @@ def sdar(folder: Folder, case: dict) -> Setting:
             "low_confidence_static": lambda: decode.Even(steps),
             "sequential": lambda: decode.InOrder(decode.Even(steps))}[p["remasking_strategy"]]()
     return Setting(
-        decode.BlockDiffusion(block_size=size, commit=rule, stop=decode.AfterBlock(), closing="always"),
+        decode.BlockDiffusion(block_size=size, commit=rule, stop=decode.AfterBlock(), closing="always",
+                              confidence=decode.Tempered(decode.Probability(), p["temperature"]), top_k=p["top_k"],
+                              top_p=p["top_p"]),
         _aligned(size, p["gen_length"]), (p["stopping_criteria_idx"] or [-1])[0],
         {"nfe": _ALL, **{f"nfe_{kind}": (kind,) for kind in _ALL}})
 
@@ -94,10 +98,12 @@ def through(ids: np.ndarray, eos: int) -> np.ndarray:
     return ids[: ends[0] + 1] if ends.size else ids
 
 
-def fast_dllm_v2(folder: Folder, case: dict) -> Setting:
+def fast_dllm_v2(folder: Folder, case: dict) -> Setting | str:
     """Fast-dLLM v2's generate; the seed of a block that is not decoded is kept as one more token."""
     p = case["params"]
     size, sub = p["block_size"], p["small_block_size"]
+    if case["kind"] == "generate" and len(case["prompt_ids"][0]) == size:
+        return "whose prompt of just one block is never read"
     return Setting(
         decode.BlockDiffusion(block_size=size, sub_block=sub, commit=decode.Threshold(p["threshold"]),
                               inner=p["use_block_cache"]),
@@ -139,7 +145,7 @@ def llada21(folder: Folder, case: dict) -> Setting:
             editing=decode.Editing(p["editing_threshold"], p["max_post_steps"]),
             stop=decode.AfterBlock() if p["eos_early_stop"] else decode.Never()),
         _aligned(p["block_length"], p["gen_length"]), p["eos_id"], {"nfe": ("denoise",)},
-        lambda ids, eos: through(ids[: p["gen_length"]], eos), functools.partial(_answer, case))
+        lambda ids, eos: through(ids[: p["gen_length"]], eos), functools.partial(_answer, case), traced=False)
 
 
 def _answer(case: dict, ids: np.ndarray, eos: int) -> np.ndarray:
@@ -149,8 +155,9 @@ def _answer(case: dict, ids: np.ndarray, eos: int) -> np.ndarray:
 
 
 def nemotron(folder: Folder, case: dict) -> Setting:
-    """Nemotron's generate: one token a forward without a threshold."""
-    p = case["params"]
+    """Nemotron's generate: one token a forward without a threshold; rows that end wait for their neighbours."""
+    p, several = case["params"], len(case["prompt_ids"]) > 1
+    waits = several and any(p["eos_token_id"] in expected(case, row) for row in range(len(case["prompt_ids"])))
     told = None if p["causal_context"] else decode.Conventions(prompt="full", commit="block-bidirectional")
     rule = decode.TopN(1) if p["threshold"] is None else decode.Threshold(p["threshold"])
     budget = p.get("max_thinking_tokens")
@@ -158,7 +165,8 @@ def nemotron(folder: Folder, case: dict) -> Setting:
     return Setting(
         decode.BlockDiffusion(block_size=p["block_length"], commit=rule, closing="always", conventions=told,
                               thinking=thinking),
-        lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("denoise", "commit")}, through, through)
+        lambda prompt: p["max_new_tokens"], p["eos_token_id"],
+        {} if waits else {"nfe": ("denoise", "commit")}, through, through)
 
 
 def nemotron_ar(folder: Folder, case: dict) -> Setting:
@@ -174,7 +182,7 @@ def nemotron_speculative(folder: Folder, case: dict) -> Setting:
     return Setting(
         decode.SelfSpeculation(block_size=p["block_length"], threshold=p["threshold"]),
         lambda prompt: p["max_new_tokens"], p["eos_token_id"], {"nfe": ("prefill", "draft", "verify")}, through,
-        lambda ids, eos: through(ids[: p["max_new_tokens"]], eos), adapter=bool(case.get("lora")))
+        lambda ids, eos: through(ids[: p["max_new_tokens"]], eos), adapter=bool(case.get("lora")), traced=False)
 
 
 def llada(folder: Folder, case: dict) -> Setting:
@@ -225,16 +233,21 @@ SETTINGS: dict[tuple[str, str], Callable[[Folder, dict], Setting | str]] = {
     ("wedlm-qwen3", "generate_wedlm"): wedlm, ("wedlm-qwen2", "generate_wedlm"): wedlm}
 
 
+def setting_of(folder: Folder, case: dict) -> Setting | str | None:
+    """Returns how a case is run here, or why it is not; None where nothing is known of its kind."""
+    make = SETTINGS.get((folder.model[0].config.family, case["kind"]))
+    if make is not None and any(folder.tokens["mask_token_id"] in row for row in case["prompt_ids"]):
+        return "whose prompt holds a mask"
+    return None if make is None else make(folder, case)
+
+
 @functools.lru_cache(maxsize=2)
 def decoded(folder: Folder) -> dict[str, tuple[Any, int]]:
     """Returns, for each case run here, the generation that holds it and its first row."""
     model, params = folder.model
     groups: dict[Any, list[tuple[dict, Setting]]] = {}
     for case in folder.cases:
-        make = SETTINGS.get((model.config.family, case["kind"]))
-        if make is None or case.get("official_quirk"):
-            continue
-        setting = make(folder, case)
+        setting = None if case.get("official_quirk") else setting_of(folder, case)
         if isinstance(setting, Setting):
             groups.setdefault((setting.decoder, setting.eos, setting.adapter), []).append((case, setting))
     prompts = lambda cases: [row for case, _ in cases for row in case["prompt_ids"]]
@@ -259,10 +272,9 @@ def decoded(folder: Folder) -> dict[str, tuple[Any, int]]:
 
 def run(folder: Folder, case: dict) -> Outcome:
     """Compares ids and forwards of one case."""
-    make = SETTINGS.get((folder.model[0].config.family, case["kind"]))
-    if make is None:
+    setting = setting_of(folder, case)
+    if setting is None:
         return Outcome(f"no setting for {case['kind']}")
-    setting = make(folder, case)
     if isinstance(setting, str):
         return Outcome(excused=f"{setting}, not run")
     outs, first = decoded(folder)[case["id"]]
@@ -276,11 +288,59 @@ def run(folder: Folder, case: dict) -> Outcome:
         got, want = setting.answer(got, setting.eos), setting.compared(expected(case, i), setting.eos)
         if len(got) != len(want) or (got != want).any():
             wrong.append(f"row {i}: ids {got.tolist()} are not {want.tolist()}")
+        if setting.traced and len(case["prompt_ids"]) == 1 and not wrong:
+            wrong += fed(folder, case, prompt, out.canvas[row], out.committed_at[row], limit,
+                         int(out.ledger.after_prefill()[row]))
+        if "trajectory" in case and not wrong:
+            wrong += appeared(case, prompt, out.committed_at[row])
         for name, kinds in setting.counts.items():
             forwards[name] = max(forwards[name], sum(int(out.ledger.forwards[kind][row]) for kind in kinds))
     wrong += [f"{name}: {count} forwards are not {case[name]}" for name, count in forwards.items()
               if count != case[name]]
     return Outcome("; ".join(wrong))
+
+
+def appeared(case: dict, prompt: list[int], at: np.ndarray) -> list[str]:
+    """Compares the denoise passes that committed each token; a pass commits each block before."""
+    size = case["params"]["block_length"]
+    number = np.arange(len(case["trajectory"]))
+    ours, there = at[number] - (number + len(prompt) % size) // size, np.array(case["trajectory"])
+    wrong = np.flatnonzero((at[number] >= 0) & (ours != there))
+    return [f"token {wrong[0]} appeared at {ours[wrong[0]]}, not {there[wrong[0]]}"] if wrong.size else []
+
+
+def fed(folder: Folder, case: dict, prompt: list[int], ids: np.ndarray, at: np.ndarray, limit: int,
+        forwards: int) -> list[str]:
+    """Compares what every forward was fed with what stood there here before it.
+
+    Args:
+      folder, case: with the ids fed to each forward, padded with -1.
+      prompt: token ids.
+      ids, at: answer, and the forward after prefill that committed each token.
+      limit: tokens of the answer.
+      forwards: after the prefill.
+
+    Returns:
+      What is wrong.
+    """
+    trace = folder.array(case, "trace")
+    if trace is None or not case.get("trace_robust"):
+        return []
+    places, mask = folder.array(case, "trace_positions"), folder.tokens["mask_token_id"]
+    for call, row in enumerate(trace):
+        row = row[row >= 0]
+        start = case["past_lengths"][call] if "past_lengths" in case else 0
+        start += (case.get("replace_positions") or {call: 0})[call] or 0
+        at_call = start + np.arange(len(row)) if places is None else places[call][: len(row)]
+        for place, token in zip(at_call, row):
+            number = place - len(prompt)
+            if number >= limit:
+                continue
+            known = number < 0 or 0 <= at[number] < call + 1 - (len(trace) - forwards)
+            here = prompt[place] if number < 0 else ids[number] if known else mask
+            if here != token:
+                return [f"forward {call} was fed {token} at {place}, here stood {here}"]
+    return []
 
 
 def expected(case: dict, row: int) -> np.ndarray:

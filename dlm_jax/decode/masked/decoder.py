@@ -124,9 +124,6 @@ class MaskedDiffusion(Decoder):
     def check_model(self, config: Any) -> None:
         """See `Decoder.check_model`."""
         super().check_model(config)
-        if config.convention.prompt == "block-causal":
-            raise ValueError(f"tokens of this {config.family} model see whole blocks of the prompt, too, and no later "
-                             "ones: decode it with BlockDiffusion, which does so")
         trained, length = config.block_size, self.schedule.block_length(1 << 30)
         if self.cache.block_causal and trained not in (None, length):
             raise ValueError(f"blocks of {length} tokens with {self.cache!r}: the model was trained on blocks of "
