@@ -76,8 +76,9 @@ def compile_each(jaxpr: Any, topology: str, folder: Path, rules: Sequence[Any] =
 def _walked(schedule: schedules.Schedule, name: str, eqn: Any, rules: Sequence[Any], chip: chips.Chip
             ) -> schedules.Schedule:
     called = name.partition(" ")[0]
-    cycles = walks.cycles(schedule, called, eqn, rules, chip.cores) if called.startswith(walks.NAME) else None
-    return schedule if cycles is None else dataclasses.replace(schedule, cycles=cycles, open_loops=0)
+    if not called.startswith(walks.NAME):
+        return schedule
+    return dataclasses.replace(schedule, cycles=walks.cycles(schedule, called, eqn, rules, chip), open_loops=0)
 
 
 def ask(typed: list[str]) -> dict[str, schedules.Schedule]:

@@ -15,8 +15,8 @@ from launch.compile.programs import Job, held
 from launch.compile.schedules import Schedule
 
 BLIND = ("Blind spots: stalls, waiting for memory beyond what the compiler models, collectives (a floor alone, not in "
-         "the estimate) and how far they overlap; of a kernel, what it skips, but for "
-         "the attention of a training step.")
+         "the estimate) and how far they overlap; of decoding, tiles that a "
+         "kernel skips.")
 _SHOWN = 16  # operations
 GIB = 2**30
 

@@ -1,6 +1,7 @@
 """The compiler's figures: the readers of its text, floors, and bad input; the compiler itself where it is installed."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -155,12 +156,16 @@ def test_a_walk_takes_the_tiles_that_its_rule_shows():
         q, k, k, rule, backend="tpu").astype(jnp.float32)), (0, 1))(q, k)
     found = {key.partition(" ")[0]: eqn for key, eqn in kernels.of_jaxpr(jax.make_jaxpr(run)(q, k)).items()}
     schedule = schedules.Schedule(200, 200, 1, body=100, branches=(5, 20, 40, 30, 3))
+    fast = dataclasses.replace(chips.CHIPS["v6e"], bandwidth=1e30)
     row = 3 * (100 - 98) + 1 * 20 + 2 * 30 + 2 * 8
     for name, programs in (("forward", 4), ("dq", 4), ("dkv", 2 * 2)):
         name = f"{walks.NAME}_{name}"
-        for cores in (1, 2):
-            assert walks.cycles(schedule, name, found[name], [rule], cores) == 3 * programs // cores * row
-        assert walks.cycles(schedule, name, found[name], [vis.causal(jnp.ones((1, 512), bool))], 1) is None
+        for chip in (fast, dataclasses.replace(fast, cores=2)):
+            assert walks.cycles(schedule, name, found[name], [rule], chip) == 3 * programs // chip.cores * row
+        every = walks.cycles(schedule, name, found[name], [vis.causal(jnp.ones((1, 512), bool))], fast)
+        assert every == 3 * programs * (4 * (100 - 98 + 30) + 2 * 8)
+        slow = dataclasses.replace(fast, bandwidth=2 * 512 * 128 * 2.0, clock=1000.0)  # a step's tiles take a second
+        assert walks.cycles(schedule, name, found[name], [rule], slow) == 3 * programs * (3 * 1000 + 2 * 8)
 
 
 def test_products_are_counted_over_scans_and_the_dearest_of_loops_that_exclude_each_other():
