@@ -24,7 +24,7 @@ Trains a tiny autoregressive Qwen3 on worked word problems, makes models of othe
 questions with all of them, and writes results.json and report.html.
 
 examples:
-  python -m launch.quickstart                     the whole job: under 20 minutes on 2 idle cores
+  python -m launch.quickstart                     the whole job: half an hour on 2 cores
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
   python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
   python -m launch.quickstart --study transfer    one hybrid seed, and what each ingredient of FLARE makes of it
