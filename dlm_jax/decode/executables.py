@@ -5,10 +5,9 @@ Thresholds, temperatures, lengths, special ids and keys are traced values of the
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -61,19 +60,6 @@ DONATED = {init: (), step: (3,), loop: (3,), provisional: (), insert: (1,)}  # a
 def jitted(function: Callable, model: Any) -> Any:
     """Returns one of this module's functions, jitted for a model."""
     return jax.jit(lambda *arguments: function(model, *arguments), donate_argnums=DONATED[function])
-
-
-@contextlib.contextmanager
-def placed(arguments: Any) -> Iterator[None]:
-    """Tells what is traced of the mesh that arguments lie on, so that layers may be run where their weights are.
-
-    Args:
-      arguments: arrays, or shapes with shardings.
-    """
-    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
-    mesh = next((s.mesh for s in shardings if isinstance(s, jax.NamedSharding) and s.mesh.size > 1), None)
-    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-        yield
 
 
 class Executables:
@@ -130,7 +116,7 @@ class Executables:
                 self._evict()  # before the new one needs its memory
                 here = devices.alone(all(
                     len(x.sharding.device_set) == 1 for x in leaves if isinstance(x, jax.Array)))
-                with here, placed(arguments):
+                with here:
                     made = jitted(function, model).lower(*arguments).compile()
                 self._evict()  # other threads may have compiled meanwhile
                 with self._lock:

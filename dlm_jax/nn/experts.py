@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dlm_jax.types import ROWS
-
-_TENSOR, _FSDP = "tensor", "fsdp"  # mesh axes that experts and their widths lie on
+from dlm_jax.nn import devices
+from dlm_jax.types import HEADS, ROWS
 
 
 def route(
@@ -69,20 +68,18 @@ def mixture(x: Array, weights: Array, experts: Array, gate: Array, up: Array, do
     Returns:
       (M, D) in x's dtype.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not {*ROWS, _TENSOR} <= {*mesh.axis_names} or gate.shape[0] % mesh.shape[_TENSOR]:
+    mesh = devices.mesh_of(x)
+    if mesh.empty or not {*ROWS, HEADS} <= {*mesh.axis_names} or gate.shape[0] % mesh.shape[HEADS]:
         return _local(x, weights, experts, gate, up, down)
     (M, D), (X, _, F), P = x.shape, gate.shape, jax.P
     # bytes that move between devices of the axis that weights are cut along, either way
-    travels = D % mesh.shape[_FSDP] == 0 and M * (D + 2 * experts.shape[1] * F) < 3 * X // mesh.shape[_TENSOR] * D * F
-    rows, cut = (ROWS[0], _FSDP) if travels else (ROWS, None)
-    ways = math.prod(mesh.shape[axis] for axis in ((rows,) if isinstance(rows, str) else rows))
-    rows = rows if M % ways == 0 else None
-    # unchecked: with the check, jax 0.10.2 leaves the sum over devices out of a ragged product's gradient
-    run = jax.shard_map(
-        functools.partial(_local, axes=(_TENSOR, cut)), check_vma=False, out_specs=P(rows, cut),
-        in_specs=(P(rows, cut), P(rows), P(rows), *(P(_TENSOR, cut),) * 2, P(_TENSOR, None, cut)))
-    return run(x, weights, experts, gate, up, down)
+    travels = D % mesh.shape[ROWS[1]] == 0 and M * (D + 2 * experts.shape[1] * F) < 3 * X // mesh.shape[HEADS] * D * F
+    rows, cut = (ROWS[:1], ROWS[1]) if travels else (ROWS, None)
+    rows = None if M % math.prod(mesh.shape[axis] for axis in rows) else rows
+    # not checked for replication: jax 0.10.2 then leaves the sum over devices out of a ragged product's gradient
+    return devices.share(
+        functools.partial(_local, axes=(HEADS, cut)), (x, weights, experts, gate, up, down),
+        (P(rows, cut), P(rows), P(rows), *(P(HEADS, cut),) * 2, P(HEADS, None, cut)), P(rows, cut))
 
 
 def _local(x, weights, experts, gate, up, down, axes: tuple[str | None, str | None] = (None, None)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import math
@@ -56,7 +57,7 @@ class Job:
 
     def trace(self) -> Any:
         """Returns the traced function."""
-        with executables.placed(self.arguments) if self.mesh is None else sharding.activate(self.mesh):
+        with contextlib.nullcontext() if self.mesh is None else sharding.activate(self.mesh):
             return self.jitted.trace(*self.arguments)
 
 
@@ -225,7 +226,7 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
         state = _whole(jax.eval_shape(begin, *arguments), mesh)
     else:
         # only where its state lies is asked: plain forms compile sooner
-        with use_backend("xla"), executables.placed(arguments):
+        with use_backend("xla"):
             lowered = begin.lower(*arguments)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                              lowered.out_info, lowered.compile().output_shardings)
