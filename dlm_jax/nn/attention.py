@@ -4,12 +4,12 @@ A model names a form and never a backend. The dense and the chunked form are pla
 is `pallas_kernels.block_mask_attention`, which skips tiles nobody sees and picks its backend by platform; on a mesh of
 several devices each runs it on its own rows and heads.
 
-Form "auto" takes the kernel in programs for a TPU, training and prefill, wherever all of these hold, and else the dense
-form while there are few logits, then the chunked one:
+Form "auto" takes the kernel in programs for a TPU, in training, prefill and passes over a cache, wherever all of these
+hold, and else the dense form while there are few logits, then the chunked one:
 
 * visibility is a rule, not a dense mask;
-* a row has at least `FEW` queries: fewer, as in a decoding step, are bound by reading the cache, which the dense form
-  reads in place;
+* a row has at least `FEW` queries: with fewer, the dense form reads a cache at the speed of memory, too, and has no
+  tiles to list (`launch/results/attention_tpu_compiler.md`);
 * heads are 64, 128 or 256 wide, in float32 or bfloat16, and the tiles of one row fit the kernel's list of them;
 * the devices are one, or a mesh whose axes divide rows and KV heads (`nn.devices`).
 
@@ -31,7 +31,7 @@ from pallas_kernels import attention_problem, block_mask_attention
 
 FORMS = ("auto", "reference", "chunked", "kernel")
 CHUNK = 128  # queries a step of the chunked form
-FEW = 128  # queries of a row below which "auto" does without the kernel
+FEW = 8  # queries of a row below which "auto" does without the kernel
 DENSE_LIMIT = 1 << 25  # logits (B x N x T x S) up to which the dense form is used by "auto": 128 MiB
 
 
