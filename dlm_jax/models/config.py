@@ -246,5 +246,8 @@ class TransformerConfig:
         return FAMILIES[self.family].centred_norms
 
     def replace(self, **changes) -> "TransformerConfig":
-        """Returns a copy with some fields changed."""
+        """Returns a copy with some fields changed; another family brings its own norms and biases."""
+        for name in ("qk_norm", "qkv_bias") if changes.get("family", self.family) != self.family else ():
+            if getattr(self, name) == getattr(FAMILIES[self.family], name):
+                changes.setdefault(name, None)
         return dataclasses.replace(self, **changes)

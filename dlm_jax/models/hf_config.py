@@ -90,10 +90,11 @@ def _trained(family: str) -> list[tuple[str, str]]:
 
 def _released(family: str, raw: Mapping[str, Any]) -> dict[str, int]:
     """Returns what all released models of a family share and their configs may leave out."""
-    usual, size = FAMILIES[family], integer(raw, "vocab_size")
+    usual, size, theirs = FAMILIES[family], integer(raw, "vocab_size"), dict(_trained(family))
     known = usual.mask_token_id is not None and usual.mask_token_id < size
     found = {name: getattr(usual, name) for name in ("mask_token_id", "eos_token_id", "block_size")}
-    return {name: value for name, value in found.items() if known and value is not None}
+    return {name: value for name, value in found.items()
+            if known and value is not None and theirs.get(name, name) not in raw}
 
 
 def _told(raw: Mapping[str, Any]) -> dict[str, Conventions]:
@@ -227,8 +228,8 @@ def to_hf(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     if FAMILIES[config.family].mark:
         raw[FAMILIES[config.family].mark] = True
     for name, theirs in (*zip(_SPECIAL_IDS, _SPECIAL_IDS), *_trained(config.family)):
-        if getattr(config, name) is not None:
-            raw[theirs] = getattr(config, name)
+        if getattr(config, name) is not None or getattr(FAMILIES[config.family], name, None) is not None:
+            raw[theirs] = getattr(config, name)  # null, too, where what is left out means what released models have
     if config.conventions is not None:
         raw[_CONVENTIONS] = dataclasses.asdict(config.conventions)
     if config.gated_attention:

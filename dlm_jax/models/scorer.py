@@ -63,7 +63,11 @@ class BoundScorer:
     @property
     def views(self) -> tuple[str, ...]:
         """See `scoring.Scorer.views`."""
-        return tuple(VIEWS) if self.model.config.dual or ADAPTER in self.params else ("ar",)
+        return tuple(VIEWS) if self.model.config.dual or self._has_adapter else ("ar",)
+
+    @property
+    def _has_adapter(self) -> bool:
+        return ADAPTER in (self.params or ())  # a scorer that is asked for its facts alone has no parameters
 
     def view(self, name: str) -> "BoundScorer":
         """See `scoring.Scorer.view`.
@@ -73,7 +77,7 @@ class BoundScorer:
         """
         if name not in VIEWS:
             raise ValueError(f"view {name!r}: expected one of {sorted(VIEWS)}")
-        if ADAPTER in self.params:
+        if self._has_adapter:
             return dataclasses.replace(self, adapted=name == "diffusion")
         if name != "ar" and not self.model.config.dual:
             raise ValueError(f"a {self.model.config.family} model has no {name} view: make a dual model of it first "

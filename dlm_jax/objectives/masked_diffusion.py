@@ -31,8 +31,8 @@ class MaskedDiffusion(noise.Denoising):
     Attributes:
       eps: least masking probability; a row's is (1 - eps) t + eps, t uniform in [0, 1).
       random_length: share of rows that are cut to a random length first, for targets "all"; LLaDA's is 0.01.
-      random_canvas: share of rows whose answer ends in EOS tokens up to a random place of the batch's width, for padding
-        "eos"; the others' end with the batch's longest row. Answers are then asked for on canvases of any length.
+      random_canvas: share of rows whose answer is followed by EOS tokens up to a random place of the batch's width, for
+        padding "eos"; the others' end with the batch's longest row. Canvases of any length are then known to a model.
       block_length: tokens of the one block a row that is masked and predicted, with all before it clean and all after
         it hidden, see `noise.one_block`; 0 masks the whole target.
     """

@@ -12,7 +12,8 @@ from tests.conftest import tiny_config
 METHODS = [name for name, member in vars(Decoder).items() if inspect.isfunction(member) and not name.startswith("_")]
 # whether drafts need a mask, and whether it stands on the canvas
 MASKS = {"autoregressive": (False, False), "orthrus": (True, False), "refusion": (True, True), "masked": (True, True),
-         "guided": (True, True), "asynclane": (True, True), "ar_trust": (True, False), "diffusion_trust": (True, False)}
+         "guided": (True, True), "asynclane": (True, True), "ar_trust": (True, False), "diffusion_trust": (True, False),
+         "blocks": (True, True), "self_speculation": (True, False)}
 
 
 @pytest.mark.parametrize("kind", decode.DECODERS.values())

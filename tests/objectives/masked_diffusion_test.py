@@ -195,7 +195,8 @@ def test_a_causal_model_is_refused_with_the_fix():
     (dict(block_length=-1), "block_length = -1"), (dict(block_length=2.5), "block_length = 2.5"),
     (dict(random_length=2.0), "random_length = 2.0"), (dict(random_length=0.1), "target 'all' and padding 'ignore'"),
     (dict(random_canvas=-0.5), "random_canvas = -0.5"), (dict(random_canvas=1.0, padding="ignore"), "padding 'eos'"),
-    (dict(random_canvas=1.0, block_length=4), "block_length 0, not 'eos' and 4"), (dict(head_chunk=0), "head_chunk = 0"),
+    (dict(random_canvas=1.0, block_length=4), "block_length 0, not 'eos' and 4"),
+    (dict(head_chunk=0), "head_chunk = 0"),
 ])
 def test_bad_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from dlm_jax.conventions import Conventions
 from dlm_jax.scoring import Pass
 
 _SCRIPTED = ("token", "level")
@@ -78,6 +79,11 @@ class Config:
     dual: bool = False
     recurrent: bool = False
     block_size: int | None = None
+
+    @property
+    def convention(self) -> Conventions:
+        """See `TransformerConfig.convention`."""
+        return Conventions(logits="shifted" if self.shift else "same")
 
 
 @dataclasses.dataclass(frozen=True)
