@@ -62,9 +62,12 @@ def test_what_is_unknown_is_answered_with_what_is_near(raw, message):
 
 
 def test_masks_that_configs_leave_out():
-    config = configs.from_hf(configs.to_hf(tiny_config("sdar", vocab_size=151936)))
-    assert config.mask_token_id == 151669
-    assert configs.from_hf(configs.to_hf(tiny_config("sdar"))).mask_token_id is None, "no such id in the vocabulary"
+    read = lambda vocabulary, **raw: configs.from_hf({
+        name: value for name, value in configs.to_hf(tiny_config("sdar", vocab_size=vocabulary)).items()
+        if name != "mask_token_id"} | raw).mask_token_id
+    assert (read(151936), read(151936, mask_token_id=7)) == (151669, 7)
+    assert read(1000) is None, "no such id in the vocabulary"
+    assert read(151936, mask_token_id=None) is None, "a model of ours that has none says so"
 
 
 def test_conventions_may_be_a_model_s_own():
