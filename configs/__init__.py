@@ -3,8 +3,7 @@
 `load("refusion:qwen3_8b", ["train.learning_rate=1e-4"])` takes `EXPERIMENTS["qwen3_8b"]` of `configs/refusion.py`.
 """
 
-from configs import text
 from configs.decoding import Decoding
 from configs.experiment import Experiment, load, names
 
-__all__ = ["Decoding", "Experiment", "load", "names", "text"]
+__all__ = ["Decoding", "Experiment", "load", "names"]

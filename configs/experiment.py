@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
-from configs import text
+from dlm_jax import text
 from dlm_jax.models.config import TransformerConfig
 from dlm_jax.train.config import MeshConfig, TrainConfig
 

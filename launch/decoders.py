@@ -14,6 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlm_jax import text
 from launch import cli
 
 Messages = Sequence[Mapping[str, str]]
@@ -42,15 +43,6 @@ def add_options(p: argparse.ArgumentParser, batch_size: int) -> None:
     p.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
 
 
-def parts(kind: type) -> dict[str, type]:
-    """Returns the parts that fields of a decoder may hold, by name: those of its room, then the shared ones."""
-    from dlm_jax import decode
-
-    room = importlib.import_module(kind.__module__.rpartition(".")[0])
-    return {name: found for name, found in {**vars(decode), **vars(room)}.items()
-            if isinstance(found, type) and dataclasses.is_dataclass(found) and not issubclass(found, decode.Decoder)}
-
-
 def presets() -> dict[str, Any]:
     """Returns the `configs.Decoding` entries of the files of `configs`, as "file:name"."""
     import configs
@@ -66,7 +58,7 @@ def make(name: str | None, settings: Sequence[str] = (), preset: str | None = No
 
     Args:
       name: key of `dlm_jax.decode.DECODERS`; None takes the preset's, else "autoregressive".
-      settings: see `configs.text.override`; `temperature` is short for `sampler.temperature`, and so on.
+      settings: see `dlm_jax.decode.names.override`.
       preset: one of `presets`, whose file need not be named where no other preset of the decoder has the name.
 
     Returns:
@@ -76,29 +68,23 @@ def make(name: str | None, settings: Sequence[str] = (), preset: str | None = No
       ValueError: unknown names, or values that do not fit, with what is accepted.
     """
     import configs
-    from dlm_jax import decode
+    from dlm_jax.decode import names
 
-    known = decode.DECODERS
-    if name is not None and name not in known:
-        raise ValueError(f"decoder {name!r} is not known{configs.text.close_to(name, known)}; accepted: "
-                         f"{sorted(known)}")
-    found = configs.Decoding(decoder=known[name or "autoregressive"]())
+    kind = names.find(name or "autoregressive")
+    found = configs.Decoding(decoder=kind())
     if preset is not None:
         fitting = {full: entry for full, entry in presets().items()
-                   if name is None or type(entry.decoder) is known[name]}
+                   if name is None or type(entry.decoder) is kind}
         short = {full: full.split(":")[1] for full in fitting}
         meant = [full for full in fitting if preset in (full, short[full])]
         if len(meant) > 1:
             raise ValueError(f"preset {preset!r} stands in several files: say which, of {', '.join(meant)}")
         if not meant:
-            close = configs.text.close_to(preset, [*fitting, *short.values()])
+            close = text.close_to(preset, [*fitting, *short.values()])
             raise ValueError(f"preset {preset!r} is not known{close}; accepted"
                              f"{f' with decoder {name!r}' if name else ''}: {sorted(fitting)}")
         found = fitting[meant[0]]
-    short = [field.name for field in dataclasses.fields(decode.Sampler)]
-    full = [f"sampler.{setting}" if setting.partition("=")[0] in short else setting for setting in settings]
-    return dataclasses.replace(
-        found, decoder=configs.text.override(found.decoder, full, parts(type(found.decoder))))
+    return dataclasses.replace(found, decoder=names.override(found.decoder, settings))
 
 
 def chosen(options: argparse.Namespace) -> tuple[str, Any]:
@@ -124,8 +110,7 @@ def chosen(options: argparse.Namespace) -> tuple[str, Any]:
 
 def catalogue() -> str:
     """Returns every decoder with its fields and their parts, and every preset with its source, for `--list`."""
-    from configs import text
-    from dlm_jax.decode import DECODERS
+    from dlm_jax.decode import DECODERS, names
 
     lines = []
     for name, kind in DECODERS.items():
@@ -133,7 +118,7 @@ def catalogue() -> str:
         default, hints = kind(), typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             lines.append(f"    {field.name} = {text.show(getattr(default, field.name))}")
-            calls = [call.replace(" ", "\0") for call in text.calls(hints[field.name], parts(kind))]  # kept whole
+            calls = [call.replace(" ", "\0") for call in text.calls(hints[field.name], names.parts(kind))]  # kept whole
             wrapped = textwrap.wrap(", ".join(calls), 100)
             lines += ["        " + line.replace("\0", " ") for line in wrapped]
     lines.append("presets:")
@@ -233,11 +218,10 @@ def make_mesh(axes: str | None) -> Any:
     """
     if axes is None:
         return None
-    import configs
     from dlm_jax.train import sharding
     from dlm_jax.train.config import MeshConfig
 
-    return sharding.make_mesh(configs.text.override(MeshConfig(data=1), axes.split(","), flag="--mesh"))
+    return sharding.make_mesh(text.override(MeshConfig(data=1), axes.split(","), flag="--mesh"))
 
 
 def chat(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
@@ -250,8 +234,6 @@ def chat(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
     Raises:
       ValueError: another form, or a name that the template never reads.
     """
-    from configs import text
-
     found = {}
     for setting in options.chat:
         name, equals, value = setting.partition("=")

@@ -15,11 +15,12 @@ MAY_IMPORT = {
     "pallas_kernels": (),
     "dlm_jax.types": (),
     "dlm_jax.conventions": (),
+    "dlm_jax.text": (),
     "dlm_jax.nn": ("dlm_jax.types", "pallas_kernels"),
     "dlm_jax.scoring": ("dlm_jax.types", "dlm_jax.nn"),
     "dlm_jax.models": ("dlm_jax.types", "dlm_jax.conventions", "dlm_jax.nn", "dlm_jax.scoring"),
     "dlm_jax.objectives": ("dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring"),
-    "dlm_jax.decode": ("dlm_jax.types", "dlm_jax.conventions", "dlm_jax.nn", "dlm_jax.scoring"),
+    "dlm_jax.decode": ("dlm_jax.types", "dlm_jax.conventions", "dlm_jax.text", "dlm_jax.nn", "dlm_jax.scoring"),
     "dlm_jax.data": ("dlm_jax.types",),
     "dlm_jax.io": ("dlm_jax.types", "dlm_jax.models.config", "dlm_jax.models.hf_config"),
     "dlm_jax.train": (

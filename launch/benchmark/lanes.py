@@ -39,10 +39,8 @@ COLUMNS = {
 
 def systems(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the decoders that a command line asks for, by name; boundaries wait for the tokenizer."""
-    from configs import text
-    from dlm_jax import decode
-    from dlm_jax.decode import asynclane
-    from launch import decoders
+    from dlm_jax import decode, text
+    from dlm_jax.decode import asynclane, names
 
     block = options.block
     rule, sure = (f"top {options.top_n}", decode.TopN(options.top_n)) if options.top_n else (
@@ -55,7 +53,7 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep:
         grid = [[f"{name}={value}" for value in values.split(",")] for name, _, values in (
             sweep.partition("=") for sweep in options.sweep)]
-        return {" ".join(settings): text.override(full, settings, decoders.parts(decode.AsyncLane), "--sweep")
+        return {" ".join(settings): text.override(full, settings, names.parts(decode.AsyncLane), "--sweep")
                 for settings in itertools.product(*grid)}
     if options.ablations:
         half = max(block // 2, 1)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import configs
-from configs import text
+from dlm_jax import text
 from dlm_jax.decode import executables, parts
 from dlm_jax.decode.request import Request
 from dlm_jax.models import build

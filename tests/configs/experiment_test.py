@@ -6,6 +6,7 @@ import pytest
 
 import configs
 from configs import flare, orthrus, refusion
+from dlm_jax import text
 from dlm_jax.decode import Orthrus, ReFusion
 from dlm_jax.models import build
 from dlm_jax.objectives import Flare
@@ -101,10 +102,10 @@ def test_every_experiment_survives_overriding_each_field_with_itself(name):
             if dataclasses.is_dataclass(value):
                 yield from settings(value, f"{prefix}{field.name}.")
             else:
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                yield f"{prefix}{field.name}={text}"
+                written = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                yield f"{prefix}{field.name}={written}"
 
-    assert configs.text.override(run, list(settings(run))) == run
+    assert text.override(run, list(settings(run))) == run
 
 
 def test_overrides_reach_nested_fields_and_keep_types():

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 import flax.struct
 import pytest
 
-from configs import text
+from dlm_jax import text
 
 
 class Rule(Protocol):
