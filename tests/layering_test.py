@@ -27,8 +27,8 @@ MAY_IMPORT = {
         "dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring", "dlm_jax.models", "dlm_jax.objectives", "dlm_jax.decode",
         "dlm_jax.data", "dlm_jax.io"),
     "dlm_jax.evals": (
-        "dlm_jax.types", "dlm_jax.nn", "dlm_jax.scoring", "dlm_jax.models", "dlm_jax.objectives", "dlm_jax.decode",
-        "dlm_jax.data", "dlm_jax.io"),
+        "dlm_jax.api", "dlm_jax.types", "dlm_jax.text", "dlm_jax.nn", "dlm_jax.scoring", "dlm_jax.models",
+        "dlm_jax.objectives", "dlm_jax.decode", "dlm_jax.data", "dlm_jax.io", "dlm_jax.train"),
     "dlm_jax": ("dlm_jax",),  # the public surface, over everything
     "configs": ("dlm_jax",),
     "launch": ("dlm_jax", "pallas_kernels", "configs"),

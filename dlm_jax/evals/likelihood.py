@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dlm_jax.decode import request
 from dlm_jax.nn import visibility
 from dlm_jax.objectives import losses
 from dlm_jax.scoring import Pass, Scorer
@@ -135,24 +136,38 @@ def log_likelihood(
     config = model.config
     mask_id = config.mask_token_id if mask_id is None else mask_id
     _check(config, prompts, answers, mask_id, samples, batch_size, cfg_scale)
-    longest = max((len(p) + len(a) for p, a in zip(prompts, answers)), default=0)
-    longest = min(-(-longest // 32) * 32, config.max_position_embeddings)  # few shapes, few compiles
-    tokens = np.zeros((len(answers), longest), np.int32)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers)):
-        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
     start, size = (np.asarray([len(x) for x in xs], np.int32) for xs in (prompts, answers))
+    order = np.argsort(-(start + size), kind="stable")  # rows of a batch are padded to the longest of them
     masks = [draw(length, samples, seed, row) for row, length in enumerate(size)]
     found = np.zeros((len(answers), samples))
     for first in range(0, found.size, batch_size):
-        # the last batch is filled up with draws that are scored again, so that there is one shape
+        # the last batch is filled up with draws that are scored again, so that there is one batch size
         row, sample = np.divmod(np.minimum(np.arange(first, first + batch_size), found.size - 1), samples)
-        mask = np.zeros((batch_size, longest), bool)
+        row = order[row]
+        tokens = pad([[*prompts[r], *answers[r]] for r in row], config.max_position_embeddings)
+        mask = np.zeros(tokens.shape, bool)
         for place, (r, s) in enumerate(zip(row, sample)):
             mask[place, start[r]: start[r] + size[r]] = masks[r][s]
-        noisy, p_mask = np.where(mask, mask_id, tokens[row]).astype(np.int32), mask.sum(1) / size[row]
-        rows = tokens[row], noisy, p_mask.astype(np.float32), start[row], start[row] + size[row]
+        noisy, p_mask = np.where(mask, mask_id, tokens).astype(np.int32), mask.sum(1) / size[row]
+        rows = tokens, noisy, p_mask.astype(np.float32), start[row], start[row] + size[row]
         found[row, sample] = np.asarray(compiled_bound(model, params, rows, mask_id, cfg_scale), np.float64)
     return found.mean(1)
+
+
+def pad(rows: Sequence[Sequence[int]], most: int) -> np.ndarray:
+    """Lays rows out side by side.
+
+    Args:
+      rows: token ids; none is longer than `most`.
+      most: positions that the model has.
+
+    Returns:
+      (rows, T) int32, padded with 0; T is one of few, so that few shapes are compiled.
+    """
+    tokens = np.zeros((len(rows), min(request.bucket(max(map(len, rows)), 32), most)), np.int32)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = row
+    return tokens
 
 
 def _check(config: Any, prompts: Any, answers: Any, mask_id: Any, samples: int, batch_size: int, cfg_scale: float):

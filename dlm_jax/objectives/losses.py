@@ -78,10 +78,10 @@ def head_nll(score: Scorer, hidden: Array, labels: Array, chunk: int) -> Array:
       ValueError: a chunk below 1.
     """
     one = lambda hidden, labels: token_nll(score.head(hidden), labels)
-    return _in_chunks(one if chunk >= labels.shape[1] else jax.checkpoint(one), chunk, hidden, labels)
+    return in_chunks(one if chunk >= labels.shape[1] else jax.checkpoint(one), chunk, hidden, labels)
 
 
-def _in_chunks(f: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
+def in_chunks(f: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
     """Applies a function to pieces of (B, T, ...) arrays, one after another, and joins what it returns.
 
     Args:
@@ -191,7 +191,7 @@ def head_distance(
 
     constant = jax.lax.stop_gradient(hidden)
     found, slope = jax.lax.stop_gradient(
-        _in_chunks(one, chunk, constant, jax.lax.stop_gradient(teacher), labels))
+        in_chunks(one, chunk, constant, jax.lax.stop_gradient(teacher), labels))
     # zero in value, the slope in gradient
     linear = jnp.sum((hidden - constant).astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
     return found.replace(loss=found.loss + linear)
