@@ -7,6 +7,7 @@
 | `choice` | ARC, MMLU, MMLU-Pro, GPQA, HellaSwag and PIQA as published, see `choice` | its letter |
 | `humaneval` | {"task_id", "prompt", "entry_point", "test", "canonical_solution"} | its tests |
 | `mbpp` | {"task_id", "text" or "prompt", "code", "test_list"}; test rows are 11 to 510 | its tests |
+| `ifeval` | {"prompt", "instruction_id_list", "kwargs"} | every instruction, strictly |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm_jax.data import sources
-from dlm_jax.evals import extractors
+from dlm_jax.evals import constraints, extractors
 from dlm_jax.evals.sandbox.host import Exam
 
 _MARKED = re.compile(r"\b[Aa]nswer(\d+): *(.*?)(?= *\b[Aa]nswer\d+:|\s*\n\s*Answer format|\s*$)", re.DOTALL)
@@ -41,6 +42,7 @@ class Item:
       solution: a worked answer, as an example shows it.
       choices: texts to choose from.
       exam: a program's tests, without the program.
+      rules: instructions that an answer must follow.
       name: by which the benchmark calls it.
       group: subject or level, where the benchmark has such.
     """
@@ -50,6 +52,7 @@ class Item:
     solution: str = ""
     choices: tuple[str, ...] = ()
     exam: Exam | None = None
+    rules: tuple[constraints.Rule, ...] = ()
     name: str = ""
     group: str = ""
 
@@ -143,8 +146,25 @@ def mbpp(raw: dict[str, Any]) -> Item:
     return Item(question, solution=code, exam=exam, name=str(raw["task_id"]))
 
 
+def ifeval(raw: dict[str, Any]) -> Item:
+    """Reads a row of IFEval.
+
+    Source: Zhou et al., "Instruction-Following Evaluation for Large Language Models".
+    """
+    names, given = raw.get("instruction_id_list"), raw.get("kwargs")
+    if not isinstance(names, list) or not names or not isinstance(given, list) or len(given) != len(names):
+        raise ValueError(f'"instruction_id_list" is {names!r:.60} and "kwargs" {given!r:.60}, expected two lists of '
+                         "one length")
+    # published rows carry every argument of every instruction, those of others as null
+    rules = tuple((name, {key: value for key, value in (each or {}).items() if value is not None})
+                  for name, each in zip(names, given))
+    constraints.check(rules)
+    return Item(_text(raw, "prompt"), rules=rules, name=str(raw.get("key", "")))
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Item]] = {
-    "gsm8k": gsm8k, "math": mathematics, "choice": choice, "humaneval": humaneval, "mbpp": mbpp}
+    "gsm8k": gsm8k, "math": mathematics, "choice": choice, "humaneval": humaneval, "mbpp": mbpp,
+    "ifeval": ifeval}
 
 
 def read(path: str | os.PathLike[str], kind: str) -> list[Item]:

@@ -115,6 +115,9 @@ PROMPTS: dict[str, Prompt] = {
     "question": Prompt(
         kinds=("gsm8k", "math"), question="{question}", answer="{solution}\n#### {result}",
         source="the question alone, as fine-tuned models are asked"),
+    "instructions": Prompt(
+        kinds=("ifeval",), question="{question}", answer="{solution}",
+        source="Zhou et al. 2023: the row's prompt alone"),
     "boxed": Prompt(
         kinds=("gsm8k",), answer="{solution}\nThe answer is \\boxed{{result}}.",
         question="{question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -180,7 +183,8 @@ PROMPTS: dict[str, Prompt] = {
                  "{question}\n{choices}"),
 }
 DEFAULT: Mapping[str, str] = {
-    "gsm8k": "boxed", "math": "math_boxed", "choice": "letter", "humaneval": "program", "mbpp": "program_tests"}
+    "gsm8k": "boxed", "math": "math_boxed", "choice": "letter", "humaneval": "program", "mbpp": "program_tests",
+    "ifeval": "instructions"}
 
 
 def find(name: str | None, kind: str) -> tuple[str, Prompt]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dlm_jax.data.sources import Row
-from dlm_jax.evals import expressions, extractors, programs
+from dlm_jax.evals import constraints, expressions, extractors, programs
 from dlm_jax.evals.benchmarks import Item
 from dlm_jax.evals.prompts import Prompt
 from dlm_jax.evals.sandbox import host
@@ -149,6 +149,14 @@ def benchmark(
         together = lambda texts: programs.judge(texts, items, names, limits, confined)
         alone = lambda text, row: programs.judge([text], [items[rows.index(row)]], names, limits, confined)[0]
         return Task(kind, rows, alone, "pass@1: programs that pass their tests", together=together, **shared)
+    if items[0].rules:
+        def follow(text: str, item: Item) -> Verdict:
+            broken = constraints.broken(text, item.rules)
+            return Verdict(broken is None, broken or "all followed")
+
+        return Task(kind, rows, lambda text, row: follow(text, items[rows.index(row)]),
+                    "every instruction of a prompt followed, strictly",
+                    together=lambda texts: list(map(follow, texts, items)), **shared)
     same = expressions.same if kind == "math" else same_answer
 
     def judge(text: str, row: Row) -> Verdict:

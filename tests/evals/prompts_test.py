@@ -20,7 +20,8 @@ EVAL = benchmarks.humaneval({
 MBPP = benchmarks.mbpp({"task_id": 11, "text": "Add.", "code": "def f(): {}", "test_list": ["assert f({1}) == 2"]})
 ITEMS = {
     "gsm8k": SUM, "math": Item("What is {choices}?", "3", "So \\boxed{3}."),
-    "choice": WHY, "humaneval": EVAL, "mbpp": MBPP}
+    "choice": WHY, "humaneval": EVAL, "mbpp": MBPP,
+    "ifeval": Item("Write {choices} in capitals.", rules=(("change_case:english_capital", {}),))}
 
 
 def test_the_prompts_are_the_papers():
