@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import itertools
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,6 +107,40 @@ def calls(hint: Any, parts: Parts) -> list[str]:
     """
     return [f"{name}({', '.join(f.name for f in dataclasses.fields(kind) if f.init)})"
             for name, kind in _fitting(hint, parts).items()]
+
+
+def grid(axes: Sequence[str], flag: str = "--grid") -> list[tuple[str, ...]]:
+    """Returns the settings of every point of a grid, for `override`; the last axis varies fastest.
+
+    Args:
+      axes: "dotted.field=value,value,...", whose values may be calls with commas of their own.
+      flag: how errors name the axes' origin.
+
+    Raises:
+      ValueError: an axis of another form, without values, or with one twice, or two axes of one field.
+    """
+    found: dict[str, list[str]] = {}
+    for axis in axes:
+        path, equals, values = (word.strip() for word in axis.partition("="))
+        each = _apart(values)
+        if not equals or not path or not all(each):
+            raise ValueError(f"{flag} {axis}: expected FIELD=VALUE,VALUE,...")
+        if path in found or len(set(each)) < len(each):
+            raise ValueError(f"{flag} {axis}: {path if path in found else 'a value'} is given twice")
+        found[path] = each
+    return list(itertools.product(*([f"{path}={value}" for value in values] for path, values in found.items())))
+
+
+def _apart(text: str) -> list[str]:
+    """The parts of a text between those commas that no bracket encloses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def show(value: Any) -> str:

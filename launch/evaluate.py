@@ -27,9 +27,10 @@ Rows are {"question", "answer"}, {"query", "response"} or {"messages": [...]} of
 file, a directory, or the hub (--data openai/gsm8k:main:test). Where every reference has a final result (behind ####,
 boxed, after "the answer is", or all there is) answers are scored by theirs, which --extract says how to find, otherwise
 by their whole text. With --task or --protocol ROWS is a benchmark's own file instead (gsm8k; math; choice: ARC, MMLU,
-MMLU-Pro, GPQA, HellaSwag, PIQA; humaneval; mbpp), JSONL or JSON, .gz or not; programs run in a sandbox, without network
-and without files but their own. DIR gets results.json (accuracy and how sure it is, what found how many results,
-forwards by kind, tokens a forward and a second), answers.jsonl (every answer beside its reference) and report.html.
+MMLU-Pro, GPQA, HellaSwag, PIQA; humaneval; mbpp; ifeval), JSONL or JSON, .gz or not; programs run in a sandbox, without
+network and without files but their own. DIR gets results.json (accuracy and how sure it is, what found how many
+results, forwards by kind, tokens a forward and a second), answers.jsonl (every answer beside its reference) and
+report.html.
 `python -m launch.decode --list` prints the decoders and what --set reaches. Exit codes: 0 done, 1 a decoder that
 --check-lossless finds at fault, 2 bad input.
 """
@@ -38,6 +39,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import shutil
 import sys
@@ -55,9 +57,13 @@ BATCHES = "batches"  # of a run that has not ended
 FILES = ("results.json", "answers.jsonl", "report.html")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    p = cli.parser("python -m launch.evaluate", __doc__)
+def parser(program: str = "python -m launch.evaluate", description: str = __doc__) -> argparse.ArgumentParser:
+    """Returns the command line, of this program or of another that scores.
+
+    Args:
+      program, description: see `cli.parser`.
+    """
+    p = cli.parser(program, description)
     p.add_argument("--data", metavar="ROWS", type=Path, required=True,
                    help="questions and their answers: a file, a directory, or a hub id")
     p.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory for what is found")
@@ -97,17 +103,48 @@ def run(options: argparse.Namespace) -> int:
     """
     protocol = follow(options)
     name, chosen = decoders.chosen(options)
+    check(options, name, chosen)
+    check_out(options)
+    task = read(options)
+    subject = decoders.load(options)
+    row, answers = score(options, name, chosen, subject, task, protocol)
+    write(options, row, answers, task, chosen, subject)
+    if "lossless_report" in row:
+        cli.log.info(row["lossless_report"])
+    return int(row.get("divergences", 0) > 0)
+
+
+def check(options: argparse.Namespace, name: str, chosen: Any) -> None:
+    """Raises ValueError for numbers below 1, and for a claim that the decoder does not make.
+
+    Args:
+      options: from `parser`.
+      name, chosen: of `decoders.chosen`.
+    """
     cli.check_counts(options, "max_new_tokens", "batch_size", "timed", "limit", "shots")
     if options.check_lossless and (name == "autoregressive" or not chosen.decoder.lossless):
         raise ValueError(f"--check-lossless: --decoder {name} makes no such claim; accepted with --decoder orthrus "
                          "and ar_trust")
-    check_out(options)
-    task = read(options)
-    subject = decoders.load(options)
 
+
+def score(options: argparse.Namespace, name: str, chosen: Any, subject: Any, task: Any, protocol: Any = None,
+          label: str | None = None) -> tuple[dict[str, Any], list[Any]]:
+    """Answers a task's questions while a bar shows how far it is.
+
+    Args:
+      options: from `parser`.
+      name, chosen: of `decoders.chosen`.
+      subject: of `decoders.load`.
+      task: of `read`.
+      protocol: of `follow`.
+      label: what tables call it; None is the decoder's name.
+
+    Returns:
+      What `runner.evaluate` does; the row holds what `runner.losslessness` found, where that is asked.
+    """
     from dlm_jax.evals import runner
 
-    raw = not task.about.get("chat", True)
+    raw, label = not task.about.get("chat", True), label or name
     ask = dict(max_new_tokens=chosen.max_new_tokens, batch_size=min(options.batch_size, len(task.rows)),
                encode=lambda messages: subject.encode(messages, raw=raw))
     asked = (chosen.decoder, subject.model, subject.params, subject.tokenizer, task)
@@ -116,27 +153,30 @@ def run(options: argparse.Namespace) -> int:
         shown = bar.add_task("compiling", total=None)
         claim = runner.losslessness(*asked, **ask) if options.check_lossless else {}
         row, answers = runner.evaluate(
-            name, *asked, timed=options.timed, seed=options.seed, **ask,
+            label, *asked, timed=options.timed, seed=options.seed, **ask,
             keep=(options.out / BATCHES, f"{options.model} {options.guide} {options.dtype}"),
             progress=lambda done, total: bar.update(shown, description="answering", completed=done, total=total))
-    row |= {**claim, "family": name, "label": name, "headline": True}
+    row |= {**claim, "family": name, "label": label, "headline": True}
     row["asked"] |= {"protocol": options.protocol, "protocol_source": protocol.source} if protocol else {}
-    write(options, row, answers, task, chosen)
-    if claim:
-        cli.log.info(claim["lossless_report"])
-    return int(claim.get("divergences", 0) > 0)
+    return row, answers
 
 
-def check_out(options: argparse.Namespace) -> None:
-    """Raises ValueError for a directory that holds something else than what --resume is to go on with."""
+def check_out(options: argparse.Namespace, unfinished: Sequence[str] = (BATCHES,)) -> None:
+    """Raises ValueError for a directory that holds something else than what --resume is to go on with.
+
+    Args:
+      options: from `parser`.
+      unfinished: what a run that has not ended holds.
+    """
     out = options.out
     held = {path.name for path in out.iterdir()} if out.is_dir() else {"a file"} if out.exists() else set()
-    if options.resume and held - {BATCHES}:
-        raise ValueError(f"--resume: --out {out} holds {', '.join(sorted(held - {BATCHES}))}: that run has ended, or "
-                         "is none; give a new directory, without --resume")
+    other = ", ".join(sorted(held - set(unfinished)))
+    if options.resume and other:
+        raise ValueError(f"--resume: --out {out} holds {other}: that run has ended, or is none; give a new directory, "
+                         "without --resume")
     if held and not options.resume:
         raise ValueError(f"--out {out} exists already; give a new directory"
-                         + (", or --resume to go on with the killed run in it" if held == {BATCHES} else ""))
+                         + (", or --resume to go on with the killed run in it" if not other else ""))
 
 
 def follow(options: argparse.Namespace) -> Any:
@@ -214,41 +254,61 @@ def examples(options: argparse.Namespace) -> list[Any]:
     return found
 
 
-def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, chosen: Any) -> None:
+def results(options: argparse.Namespace, rows: Sequence[dict[str, Any]], task: Any, subject: Any,
+            facts: Sequence[Sequence[str]], examples: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Returns what a file of results holds, see `report.render`.
+
+    Args:
+      options: from `parser`.
+      rows: of `score`.
+      task: what was asked.
+      subject: what was asked it.
+      facts: label and value of what tells these decoders from others.
+      examples: answers to show.
+    """
+    import jax
+
+    from pallas_kernels import timing
+
+    return {
+        "title": "dlm_jax evaluation",
+        "task": {"name": task.name, "metric": task.metric, "questions": len(task.rows)},
+        "systems": list(rows), "curves": [], "replays": [], "examples": list(examples),
+        "environment": timing.environment(),
+        "model": {"path": str(options.model), "guide": options.guide,
+                  "config": hashlib.sha256(repr(subject.model.config).encode()).hexdigest()[:16]},
+        "facts": [["Model", str(options.model)], ["Guide", options.guide or "none"], ["Rows", str(options.data)],
+                  *facts, ["Software", f"jax {jax.__version__} on {jax.device_count()} × {jax.default_backend()}"],
+                  ["Seed", str(options.seed)]],
+    }
+
+
+def write(options: argparse.Namespace, row: dict[str, Any], answers: Sequence[Any], task: Any, chosen: Any,
+          subject: Any) -> None:
     """Writes what was found.
 
     Args:
       options: from `parser`.
-      row, answers: of `runner.evaluate`.
+      row, answers: of `score`.
       task: what was asked.
       chosen: `configs.Decoding` that was asked.
+      subject: with what.
     """
-    import jax
-
     from dlm_jax.evals import report
 
-    results = {
-        "title": "dlm_jax evaluation",
-        "task": {"name": task.name, "metric": task.metric, "questions": len(answers)},
-        "systems": [row],
-        "curves": [], "replays": [],
-        "examples": [{"question": a.question, "expected": a.expected,
-                      "answers": [{"system": row["name"], "text": a.text, "right": a.right}]}
-                     for a in sorted(answers, key=lambda a: a.right)[:4]],
-        "facts": [["Model", str(options.model)], ["Guide", options.guide or "none"], ["Rows", str(options.data)],
-                  ["Longest answer", f"{chosen.max_new_tokens} tokens"],
-                  ["Decoder", repr(chosen.decoder)],
-                  ["Software", f"jax {jax.__version__} on {jax.device_count()} × {jax.default_backend()}"],
-                  ["Seed", str(options.seed)]],
-    }
+    examples = [{"question": a.question, "expected": a.expected,
+                 "answers": [{"system": row["name"], "text": a.text, "right": a.right}]}
+                for a in sorted(answers, key=lambda a: a.right)[:4]]
+    facts = [["Longest answer", f"{chosen.max_new_tokens} tokens"], ["Decoder", repr(chosen.decoder)]]
+    found = results(options, [row], task, subject, facts, examples)
     results_file, answers_file, page = (options.out / name for name in FILES)
     options.out.mkdir(parents=True, exist_ok=True)
     answers_file.write_text("".join(json.dumps(dataclasses.asdict(a), ensure_ascii=False) + "\n" for a in answers),
                             encoding="utf-8")
-    results_file.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    report.write(page, results)
+    results_file.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    report.write(page, found)
     shutil.rmtree(options.out / BATCHES)
-    Console().print(report.table(results["systems"]))
+    Console().print(report.table(found["systems"]))
     cli.log.info("%d of %d right by %s; %s holds %s", row["correct"], len(answers), task.metric, options.out,
                  ", ".join(FILES))
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
 
-PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12",
+PACKAGES = ("dlm_jax", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12",
             "nvidia-cudnn-cu13", "torch", "transformers", "triton", "flash-linear-attention", "fla-core")
 
 

@@ -176,3 +176,17 @@ def test_fields_that_check_each_other_change_together():
     assert text.override(Range(), ["low=5", "high=6"]) == Range(5, 6)
     with pytest.raises(ValueError, match="--set low=5: low = 5"):
         text.override(Range(), ["low=5"])
+
+
+def test_a_grid_is_the_product_of_its_axes_and_brackets_keep_their_commas():
+    assert text.grid(["a.b=1, 2", "c=Blocks(4, ahead=Ahead(0.1, 0.2)),None"]) == [
+        ("a.b=1", "c=Blocks(4, ahead=Ahead(0.1, 0.2))"), ("a.b=1", "c=None"),
+        ("a.b=2", "c=Blocks(4, ahead=Ahead(0.1, 0.2))"), ("a.b=2", "c=None")]
+
+
+@pytest.mark.parametrize("axes, message", [
+    (["a"], "--grid a: expected FIELD=VALUE,VALUE"), (["=1"], "expected FIELD"), (["a="], "expected FIELD"),
+    (["a=1,"], "expected FIELD"), (["a=1,1"], "a value is given twice"), (["a=1", "a=2"], "a is given twice")])
+def test_a_grid_that_is_none_is_refused(axes, message):
+    with pytest.raises(ValueError, match=message):
+        text.grid(axes)

@@ -57,28 +57,41 @@ def write(path: str | os.PathLike[str], results: dict[str, Any]) -> None:
     part.replace(path)
 
 
-def table(systems: Sequence[dict[str, Any]]) -> Table:
-    """Returns the table of a terminal; columns that no system fills are left out.
+def columns(systems: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Returns what tables show of every system, by the columns' titles; columns that no system fills are left out.
 
     Args:
       systems: rows of `runner.evaluate`.
     """
     count = lambda digits: lambda value: f"{value:,.{digits}f}"
-    columns = {
-        "accuracy": ("accuracy", lambda value: f"{100 * value:.1f} %"),
+    percent = lambda value: f"{100 * value:.1f} %"
+    known = {
+        "accuracy": ("accuracy", percent),
         "tokens / forward": ("tokens_per_forward", count(2)),
         "ms / answer": ("seconds_per_answer", lambda value: f"{1000 * value:.1f}"),
         "tokens / s": ("tokens_per_second", count(0)),
         "in batches": ("tokens_per_second_batched", count(0)),
         "tokens / verification": ("tokens_per_verification", count(2)),
-        "lossless": ("lossless", lambda value: f"{100 * value:.1f} %"),
+        "lossless": ("lossless", percent),
     }
     filled = lambda name: any(row.get(name) is not None for row in systems)
-    used = {title: column for title, column in columns.items() if filled(column[0])}
-    made = Table()
-    made.add_column("system", no_wrap=True)
-    for title in used:
-        made.add_column(title, justify="right")
-    for row in systems:
-        made.add_row(row["name"], *("-" if row.get(name) is None else text(row[name]) for name, text in used.values()))
+    return {"system": [row["name"] for row in systems], **{
+        title: ["-" if row.get(name) is None else show(row[name]) for row in systems]
+        for title, (name, show) in known.items() if filled(name)}}
+
+
+def table(systems: Sequence[dict[str, Any]], title: str | None = None) -> Table:
+    """Returns the table of a terminal, see `columns`.
+
+    Args:
+      systems: rows of `runner.evaluate`.
+      title: what stands above it.
+    """
+    made, shown = Table(title=title, title_justify="left"), columns(systems)
+    for name, cells in shown.items():
+        least = max((len(cell) for cell in cells), default=0)  # what a narrow terminal may break are names and titles
+        system = name == "system"
+        made.add_column(name, justify="left" if system else "right", min_width=min(least, 16) if system else least)
+    for cells in zip(*shown.values()):
+        made.add_row(*cells)
     return made

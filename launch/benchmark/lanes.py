@@ -19,7 +19,6 @@ query positions are counted a token of the answers. Times are of whole answers, 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,8 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep and options.ablations:
         raise ValueError("--sweep and --ablations ask for different rows: give one of them")
     if options.sweep:
-        grid = [[f"{name}={value}" for value in values.split(",")] for name, _, values in (
-            sweep.partition("=") for sweep in options.sweep)]
         return {" ".join(settings): text.override(full, settings, names.parts(decode.AsyncLane), "--sweep")
-                for settings in itertools.product(*grid)}
+                for settings in text.grid(options.sweep, "--sweep")}
     if options.ablations:
         half = max(block // 2, 1)
         without = full.replace(cache=full.cache.replace(reuse_refresh_logits=False))
