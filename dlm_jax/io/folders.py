@@ -92,7 +92,8 @@ def load_config(path: str | Path) -> TransformerConfig:
     try:
         return configs.from_hf(raw)
     except ValueError as error:
-        raise ValueError(f"{Path(path) / CONFIG}: {error}{'' if raw.get('model_type') else _fitting(path)}") from None
+        fitting = "" if raw.get("model_type") else _fitting(path)
+        raise ValueError(f"{Path(path) / CONFIG}: {error}{fitting}") from None
 
 
 def _fitting(path: str | Path) -> str:
@@ -101,7 +102,7 @@ def _fitting(path: str | Path) -> str:
         found = names.fitting(tensor_files.read_folder(Path(path)))
     except ValueError:  # no weights, or not yet
         return ""
-    return (f". Its tensors fit {' and '.join(found)}, and do not tell conventions: write the model_type of the one that "
+    return (f". Its tensors fit {' and '.join(found)}, and tell no conventions: write the model_type of the one that "
             "it is into config.json" if found else "")
 
 
