@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs import llada
 from dlm_jax.conventions import Conventions
 from dlm_jax.models import families
 from dlm_jax.models import hf_config as configs
@@ -89,6 +90,16 @@ def test_masks_that_configs_leave_out():
     assert (read(151936), read(151936, mask_token_id=7)) == (151669, 7)
     assert read(1000) is None, "no such id in the vocabulary"
     assert read(151936, mask_token_id=None) is None, "a model of ours that has none says so"
+
+
+def test_illada_is_read_from_the_fields_that_its_code_reads():
+    raw = RELEASED["illada"] | {
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "layer_norm_eps": None, "max_position_embeddings": 8192,
+        "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "use_cache": False, "vocab_size": 155136}
+    assert configs.from_hf(raw) == llada.ILLADA_8B, "mask and end of sequence are the family's"
 
 
 def test_conventions_may_be_a_model_s_own():
