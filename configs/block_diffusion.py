@@ -22,7 +22,7 @@ EXPERIMENTS = {
 }
 
 DECODING: dict[str, Decoding] = {
-    "released": Decoding(decoder=decode.block_diffusion(block_length=32, steps=256),
+    "released": Decoding(decoder=decode.block_diffusion(block_length=32, steps=256), said_by="code",
                          source="BD3-LM's released sampler; lengths are ours"),
     "parallel": Decoding(decoder=decode.block_diffusion(block_length=32, commit=decode.Threshold(0.9)),
                          source="the same, with the threshold of Fast-dLLM, Sec. 4.1"),

@@ -3,6 +3,12 @@
 SDAR and WeDLM-8B continue Qwen3 (with a head of its own), Fast-dLLM v2 and WeDLM-7B Qwen2.5, Stable-DiffCoder
 Seed-Coder, Nemotron-Labs-Diffusion Ministral 3, whose shapes these are. Every sampler here is a point of
 `decode.BlockDiffusion`; those of mixtures of experts (`configs.experts`) stand here, too.
+
+Efficient-DLM (arXiv 2512.14067) continues Qwen3, too, and has its tensors under the class EfficientDLM of model_type
+edlm (as nace-ai/drex-dlm loads it). No shift, blocks of 32 and the threshold are its card's. That a prompt sees itself
+whole and blocks are counted from its end is read off the same group's Nemotron generate with causal_context=False,
+which takes the same arguments, and not off Efficient-DLM's own code, which we have not seen. Its training's blocks were
+of 64 tokens.
 """
 
 from configs.decoding import Decoding
@@ -22,6 +28,7 @@ _NEMOTRON = TransformerConfig(
     num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=1e6, rms_norm_eps=1e-5, max_position_embeddings=262144,
     bos_token_id=1, eos_token_id=11, mask_token_id=100, block_size=32,
     yarn=Yarn(factor=16.0, original=16384, query_growth=0.1))
+_EFFICIENT = _SDAR.replace(family="edlm", bos_token_id=None, eos_token_id=151643, mask_token_id=None, block_size=32)
 MODELS = {
     "sdar_1_7b": _SDAR.replace(hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16),
     "sdar_4b": _SDAR.replace(hidden_size=2560, intermediate_size=9728),
@@ -35,6 +42,8 @@ MODELS = {
         family="stable-diffcoder", vocab_size=155136, hidden_size=4096, intermediate_size=14336, num_layers=32,
         num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=5e5, max_position_embeddings=8192, bos_token_id=0,
         eos_token_id=2, mask_token_id=5, block_size=4, initializer_range=0.009882118),
+    "efficient_dlm_4b": _EFFICIENT.replace(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True),
+    "efficient_dlm_8b": _EFFICIENT,
     "wedlm_8b": _SDAR.replace(family="wedlm-qwen3", mask_token_id=151665, block_size=16),
     "wedlm_7b": GUIDERS["qwen2_5_7b"].replace(family="wedlm-qwen2", mask_token_id=151665, block_size=16),
 }
@@ -44,37 +53,44 @@ DECODING: dict[str, Decoding] = {
     "sdar": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Enough(0.9, decode.Even(4)), stop=decode.AfterBlock(),
                                       closing="always", confidence=decode.Tempered(), temperature=1.0),
+        said_by="card",
         source="SDAR's README: blocks of 4, 4 steps, low_confidence_dynamic at 0.9; generate.py's own default is 0.85, "
                "JetEngine's rule takes the leftmost where too few are sure"),
     "sdar_entropy": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.EntropyBound(0.35), confidence=decode.Entropy(),
                                       stop=decode.AfterBlock()),
-        source="JetEngine's entropy_bounded; the bound of its example"),
+        said_by="code", source="JetEngine's entropy_bounded; the bound of its example"),
     "fast_dllm_v2": Decoding(
-        decoder=decode.BlockDiffusion(sub_block=8, commit=decode.Threshold(0.9)), max_new_tokens=512,
+        decoder=decode.BlockDiffusion(sub_block=8, commit=decode.Threshold(0.9)), max_new_tokens=512, said_by="card",
         source="Fast-dLLM v2's card: sub-blocks of 8, threshold 0.9; the function's own default of 1 takes one token a "
                "forward"),
     "fast_dllm_v2_inner": Decoding(
         decoder=decode.BlockDiffusion(sub_block=8, inner=True, commit=decode.Threshold(0.9)), max_new_tokens=512,
-        source="the same with use_block_cache"),
+        said_by="code", source="the same with use_block_cache"),
     "nemotron": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Threshold(0.9)),
+        said_by="code",
         source="Nemotron-Labs-Diffusion's generate, blocks of its config (32); without a threshold it takes one token "
                "a forward"),
     "nemotron_speculative": Decoding(
-        decoder=decode.SelfSpeculation(), source="Nemotron-Labs-Diffusion's linear_spec_generate, threshold 0"),
+        decoder=decode.SelfSpeculation(), said_by="code",
+        source="Nemotron-Labs-Diffusion's linear_spec_generate, threshold 0"),
     "stable_diffcoder": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Quota(0), stop=decode.AfterBlock(), cut=True),
-        source="Stable-DiffCoder's generate_block: as many steps as tokens, no threshold"),
+        said_by="code", source="Stable-DiffCoder's generate_block: as many steps as tokens, no threshold"),
+    "efficient_dlm": Decoding(
+        decoder=decode.BlockDiffusion(commit=decode.Threshold(0.9), temperature=0.7), max_new_tokens=128,
+        said_by="card", source="Efficient-DLM's card, its example: blocks of 32, threshold 0.9, temperature 0.7"),
     "wedlm": Decoding(
-        decoder=decode.BlockDiffusion(commit=decode.TopN(1), cut=True),
+        decoder=decode.BlockDiffusion(commit=decode.TopN(1), cut=True), said_by="code",
         source="WeDLM's generate_wedlm, whose threshold of 0 takes one token a forward; its engine's streaming window "
                "is another procedure"),
     "llada2": Decoding(
-        decoder=decode.BlockDiffusion(commit=decode.Enough(0.95, decode.Even(32)), **_LLADA2),
+        decoder=decode.BlockDiffusion(commit=decode.Enough(0.95, decode.Even(32)), **_LLADA2), said_by="code",
         source="LLaDA2.0's generate: blocks of 32, 32 steps, threshold 0.95, temperature 0"),
     "llada2_1": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Enough(0.7, decode.TopN(1)), editing=decode.Editing(0.5, 16),
-                                      **_LLADA2),
-        source="LLaDA2.1's fast setting: threshold 0.7, editing 0.5, 16 passes; the function's own are 0.95 and 0.9"),
+                                      **_LLADA2), said_by="card",
+        source="LLaDA2.1's fast setting: threshold 0.7, editing 0.5, 16 passes; its function's own are 0.95 and 0.9, "
+               "and --set replaces any of them"),
 }

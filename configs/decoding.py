@@ -14,8 +14,10 @@ class Decoding:
       decoder: a decoder of `dlm_jax.decode`.
       max_new_tokens: longest answer, tokens.
       source: paper table or released script that the numbers come from, and what they leave open.
+      said_by: which of "paper", "card" (or README) and "code" that is; "" for numbers of ours.
     """
 
     decoder: Any
     max_new_tokens: int = 256
     source: str = ""
+    said_by: str = ""

@@ -29,5 +29,5 @@ EXPERIMENTS = {
 
 DECODING: dict[str, Decoding] = {
     "released": Decoding(decoder=decode.dream(steps=512, alg="entropy", temperature=0.2, top_p=0.95),
-                         max_new_tokens=512, source="Dream's released diffusion_generate, its example"),
+                         max_new_tokens=512, said_by="code", source="Dream's released diffusion_generate, its example"),
 }

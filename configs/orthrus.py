@@ -43,7 +43,7 @@ EXPERIMENTS = {name: _PAPER for name in MODELS} | {
 
 # the paper evaluates greedy answers only, and does not say how long; the released model card's example generates 2,048
 DECODING: dict[str, Decoding] = {
-    "greedy": Decoding(decoder=decode.Orthrus(block_size=32), max_new_tokens=2048,
+    "greedy": Decoding(decoder=decode.Orthrus(block_size=32), max_new_tokens=2048, said_by="paper",
                        source="Orthrus, Sec. 4.1; length of the released example, with --chat enable_thinking=false"),
     "sampled": Decoding(decoder=decode.Orthrus(block_size=32, temperature=0.7, top_k=20, top_p=0.8),
                         max_new_tokens=2048, source="Orthrus' blocks, sampled as Qwen3's card says for "

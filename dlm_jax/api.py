@@ -6,6 +6,7 @@ Letters: B batch, T tokens, S keys, V vocabulary.
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def load(path: str | Path, dtype: Any = None, mesh: jax.sharding.Mesh | None = N
     """
     folder = folders.resolve(path)
     model = build.build(hf.stored_config(folder, folders.load_config(folder)))
+    ends = folders.ends(folder, folders.read_config(folder))
+    if len(ends) > 1:
+        logging.getLogger(__name__).warning(
+            "%s: several tokens end an answer, %s; decoding stops at one, %s where generate(eos_id=...) names no other",
+            path, ends, model.config.eos_token_id)
     shardings = None
     if mesh is not None:
         from dlm_jax.train import sharding  # only here: inference on one device needs no training code

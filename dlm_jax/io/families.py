@@ -145,6 +145,7 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
     + _shared("shared_expert") + _moe(("shared_expert_gate.weight", "shared_gate", "1 D -> D")),
     "orthrus": _with_diffusion_view(_DENSE), "orthrus-qwen2": _with_diffusion_view(_DENSE),
     "llada": _LLADA, "Dream": _DENSE, "a2d-qwen3": _DENSE, "a2d-qwen2": _DENSE,
+    "a2d-llama": _DENSE, "illada": _DENSE, "edlm": _DENSE,
     "sdar": _DENSE, "Fast_dLLM_Qwen": _DENSE, "wedlm-qwen3": _DENSE,
     "wedlm-qwen2": _DENSE, "llama": _DENSE, "stable-diffcoder": _DENSE,
     "nemotron_labs_diffusion": tuple((re.sub("^model", "encoder", name), *rest) for name, *rest in _DENSE),

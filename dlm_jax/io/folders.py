@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dlm_jax.io import tensor_files
+from dlm_jax.io import names, tensor_files
 from dlm_jax.models import hf_config as configs
 from dlm_jax.models.config import TransformerConfig
 
@@ -83,7 +83,8 @@ def load_config(path: str | Path) -> TransformerConfig:
       The configuration.
 
     Raises:
-      ValueError: missing or malformed file, unsupported model type or feature.
+      ValueError: missing or malformed file, unsupported model type or feature; where nothing says which family the
+        model is of, with those that its tensors fit.
     """
     raw = read_config(path)
     if raw.get("quantization_config"):
@@ -91,7 +92,34 @@ def load_config(path: str | Path) -> TransformerConfig:
     try:
         return configs.from_hf(raw)
     except ValueError as error:
-        raise ValueError(f"{Path(path) / CONFIG}: {error}") from None
+        fitting = "" if raw.get("model_type") else _fitting(path)
+        raise ValueError(f"{Path(path) / CONFIG}: {error}{fitting}") from None
+
+
+def _fitting(path: str | Path) -> str:
+    """Returns a sentence on the families that the tensors of a directory fit, which may be none or several."""
+    try:
+        found = names.fitting(tensor_files.read_folder(Path(path)))
+    except ValueError:  # no weights, or not yet
+        return ""
+    return (f". Its tensors fit {' and '.join(found)}, and tell no conventions: write the model_type of the one that "
+            "it is into config.json" if found else "")
+
+
+def ends(path: str | Path, raw: Mapping[str, Any]) -> list[int]:
+    """Returns the ids that end an answer, as config.json and generation_config.json list them.
+
+    Args:
+      path: local directory.
+      raw: its parsed config.json.
+    """
+    file = Path(path) / GENERATION
+    with contextlib.suppress(ValueError):  # malformed: a file that nothing else reads
+        told = json.loads(file.read_text()) if file.is_file() else {}
+        values = (raw.get("eos_token_id"), told.get("eos_token_id") if isinstance(told, dict) else None)
+        listed = [x for value in values for x in (value if isinstance(value, list) else [value]) if x is not None]
+        return list(dict.fromkeys(listed))
+    return []
 
 
 def has_tokenizer(folder: str | Path) -> bool:

@@ -64,6 +64,11 @@ FAMILIES: Mapping[str, Family] = {
     "Dream": Family(architecture="DreamModel", qkv_bias=True, conventions=_SHIFTED),
     "a2d-qwen3": Family(architecture="A2DQwen3LMHeadModel", qk_norm=True, conventions=Conventions()),
     "a2d-qwen2": Family(architecture="A2DQwen2LMHeadModel", qkv_bias=True, conventions=Conventions()),
+    "a2d-llama": Family(architecture="A2DLlamaLMHeadModel", conventions=Conventions()),
+    "illada": Family(
+        architecture="ILLaDAForCausalLM", conventions=Conventions(), mask_token_id=5, eos_token_id=2),
+    "edlm": Family(
+        architecture="EfficientDLM", qk_norm=True, conventions=Conventions(commit="block-bidirectional")),
     "sdar": Family(architecture="SDARForCausalLM", qk_norm=True, conventions=_BLOCKS, mask_token_id=151669),
     "Fast_dLLM_Qwen": Family(
         architecture="Fast_dLLM_QwenForCausalLM", qkv_bias=True, block_size=32, mask_token_id=151665,

@@ -98,7 +98,8 @@ def _compile(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     text = compiled.as_text()
     if options.dump:
         (folder / "program.hlo").write_text(text)
-    schedules = kernels.ask(options.typed) if kernels.of_text(text) else {}
+    own = {*kernels.of_text(text).values()} & {*kernels.of_jaxpr(job.trace().jaxpr)}  # XLA has some of its own
+    schedules = kernels.ask(options.typed) if own else {}
     found = report.make(job, chip, len(devices), compiled, seconds, schedules)
     print(report.page(found, options.topology))
     return found

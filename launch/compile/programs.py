@@ -222,7 +222,7 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
         raise ValueError(f"--cache {entries}: the entries of prompt and answer, so more than --answer {answer}")
     arguments = decoding_arguments(model, mesh, decoder, B, entries - answer, answer)
     begin, params = executables.jitted(executables.init, model), arguments[0]
-    if len(devices) == 1:
+    if len(devices) == 1 or options.kernels:  # of kernels alone it does not matter where the state lies
         state = _whole(jax.eval_shape(begin, *arguments), mesh)
     else:
         # only where its state lies is asked: plain forms compile sooner

@@ -57,8 +57,11 @@ def decode(outputs, prompt: list[int], told, *, size: int, limit: int, threshold
             return True
         return len(answer) == limit and mask not in answer
 
+    def committed(row):
+        return outputs(np.array(row), np.arange(len(row)), sees(told, P, first, size, len(row), len(row)))[-1:]
+
     def follower(row):
-        out = outputs(np.array(row), np.arange(len(row)), sees(told, P, first, size, len(row), len(row)))[-1].copy()
+        out = committed(row)[0].copy()
         out[mask] = -np.inf
         return int(out.argmax())
 
@@ -69,9 +72,8 @@ def decode(outputs, prompt: list[int], told, *, size: int, limit: int, threshold
         while mask in row[start:] and not over(row):
             count["denoise"] += 1
             logits = run(row, start)
-            if shift and told.commit != "none":  # what predicts the block's first token is the committed row's
-                before = run(row[:start], max(start - size, first)) if start else logits[:1]
-                logits = np.concatenate([before[-1:], logits[start:-1]])
+            if shift and (told.commit != "none" or not start):  # what predicts the first token is the committed row's
+                logits = np.concatenate([committed(row[:start]) if start else logits[:1], logits[start:-1]])
             else:
                 logits = logits[start - shift : len(row) - shift]
             part = {}

@@ -6,8 +6,9 @@ import pytest
 
 import dlm_jax
 from dlm_jax.io import folders
+from dlm_jax.models import build
 from dlm_jax.models import hf_config as configs
-from tests.conftest import tiny_config
+from tests.conftest import random_params, tiny_config
 
 
 def test_paths_that_hold_no_model(tmp_path):
@@ -79,6 +80,30 @@ def test_malformed_configurations(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         dlm_jax.load(tmp_path)
+
+
+def test_tensors_that_fit_several_families_need_a_model_type(tmp_path):
+    model = build.build(tiny_config())
+    dlm_jax.save(tmp_path / "m", model, random_params(model))
+    file = tmp_path / "m" / "config.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in raw.items() if name != "model_type"}))
+    with pytest.raises(ValueError, match="model_type None is not supported.*Its tensors fit qwen3 and .*sdar and .*"
+                                         "wedlm-qwen3.*write the model_type"):
+        dlm_jax.load(tmp_path / "m")
+    file.write_text(json.dumps(raw | {"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]}))
+    with pytest.raises(ValueError, match="may be any of .'wedlm-qwen2', 'wedlm-qwen3'.: just one"):
+        dlm_jax.load(tmp_path / "m")
+
+
+def test_several_ends_are_told(tmp_path, caplog):
+    model = build.build(tiny_config())
+    dlm_jax.save(tmp_path / "m", model, random_params(model))
+    dlm_jax.load(tmp_path / "m")
+    assert not caplog.records
+    (tmp_path / "m" / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    dlm_jax.load(tmp_path / "m")
+    assert "several tokens end an answer, [1, 5]; decoding stops at one, 1 where" in caplog.text
 
 
 ORIGINAL = {

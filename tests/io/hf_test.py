@@ -17,7 +17,8 @@ from tests.conftest import random_params, tiny_config
 FAMILIES = [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen2", True), ("orthrus", True),
             ("orthrus-qwen2", False), ("llada", False), ("Dream", False), ("llama", True),
             ("sdar", False), ("Fast_dLLM_Qwen", True), ("nemotron_labs_diffusion", False), ("stable-diffcoder", False),
-            ("wedlm-qwen3", False), ("wedlm-qwen2", False)]
+            ("wedlm-qwen3", False), ("wedlm-qwen2", False), ("illada", True), ("edlm", False), ("a2d-qwen3", True),
+            ("a2d-qwen2", False), ("a2d-llama", True)]
 
 
 def make(family="qwen3", tied=False, dtype=jnp.float32):

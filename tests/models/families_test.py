@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs import llada
 from dlm_jax.conventions import Conventions
 from dlm_jax.models import families
 from dlm_jax.models import hf_config as configs
@@ -26,6 +27,15 @@ RELEASED = {
     "llada_moe": own("llada", "lladamoe", "LLaDAMoEModelLM", num_experts=64),
     "Dream": own("Dream", "dream", "DreamModel"),
     "stable-diffcoder": own("llama", "stable_diffcoder", "StableDiffcoderForCausalLM"),
+    "illada": {"model_type": "illada", "architectures": ["ILLaDAForCausalLM"], "auto_map": {
+        "AutoConfig": "configuration_illada.ILLaDAConfig", "AutoModel": "modeling_illada.ILLaDAForCausalLM",
+        "AutoModelForCausalLM": "modeling_illada.ILLaDAForCausalLM"}},
+    "edlm": own("edlm", "edlm", "EfficientDLM"),
+    "rnd1": own("rnd1", "rnd", "RND1LM"),
+    "a2d-qwen3": own("a2d-qwen3", "qwen3", "A2DQwen3LMHeadModel"),
+    "a2d-qwen2": own("a2d-qwen2", "qwen2", "A2DQwen2LMHeadModel"),
+    "a2d-llama": own("a2d-llama", "llama", "A2DLlamaLMHeadModel"),
+    "orthrus": {"model_type": "orthrus", "architectures": ["OrthrusLM"]},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
 }
@@ -34,6 +44,18 @@ RELEASED = {
 @pytest.mark.parametrize("family", RELEASED)
 def test_released_fields_tell_the_family(family):
     assert families.recognise(RELEASED[family]) == family
+
+
+@pytest.mark.parametrize("raw, family", [
+    (own("llada", "llada", "LLaDAModelLM", d_model=4096, mask_token_id=126336), "llada"),  # LLaDA-1.5, dParallel, d3LLM
+    (own("Dream", "dream", "DreamModel", mask_token_id=151666), "Dream"),  # DiffuCoder, Dream-Coder, dParallel, d3LLM
+    (own("sdar", "sdar", "SDARForCausalLM", block_size=16), "sdar"),  # TraDo
+    ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "diffusion_conventions": {"logits": "shifted"}},
+     "qwen2"),  # Open-dCoder
+    (own("llada2_moe_veomni", "llada2_moe", "LLaDA2MoeModelLM"), "llada2_moe"),  # fused by dFactory
+    (own("llama", "stable_diffcoder", "SeedDiffcoderForCausalLM"), "stable-diffcoder")])
+def test_relatives_of_a_family_are_of_it(raw, family):
+    assert families.recognise(raw) == family
 
 
 def test_code_of_its_own_says_more_than_an_architecture_that_was_kept():
@@ -68,6 +90,16 @@ def test_masks_that_configs_leave_out():
     assert (read(151936), read(151936, mask_token_id=7)) == (151669, 7)
     assert read(1000) is None, "no such id in the vocabulary"
     assert read(151936, mask_token_id=None) is None, "a model of ours that has none says so"
+
+
+def test_illada_is_read_from_the_fields_that_its_code_reads():
+    raw = RELEASED["illada"] | {
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "layer_norm_eps": None, "max_position_embeddings": 8192,
+        "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "use_cache": False, "vocab_size": 155136}
+    assert configs.from_hf(raw) == llada.ILLADA_8B, "mask and end of sequence are the family's"
 
 
 def test_conventions_may_be_a_model_s_own():

@@ -132,6 +132,9 @@ class BlockDiffusion(Decoder):
         if told.prompt == "full" and told.commit == "none":
             raise ValueError("prompt = 'full' with commit = 'none': every token sees the whole answer, which has no "
                              "blocks then; decode it with MaskedDiffusion")
+        if told.prompt == "full" and told.grid == "absolute":
+            raise ValueError("prompt = 'full' with grid = 'absolute': prompts that end within a block would see its "
+                             "masks; name grid = 'anchored', or prompt = 'block-causal'")
         size = self.block_size or config.block_size
         if size is None:
             raise ValueError("block_size = None, and the model's config names none: name that of its training, as in "
