@@ -86,3 +86,10 @@ def test_every_public_module_is_in_the_reference(hooks):
     assert not missing
     page = hooks.room_page("dlm_jax.decode.masked", hooks.rooms()["dlm_jax.decode.masked"])
     assert "\n::: dlm_jax.decode.masked.commit\n" in page and page.startswith("# dlm_jax.decode.masked\n\nMasked")
+
+
+def test_notebooks_that_pages_name_exist():
+    named = {name for page in PAGES for name in re.findall(r"colab/(\w+)\.ipynb", page.read_text())}
+    table = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "install.md").read_text(), re.M)
+    named |= {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    assert named == {file.stem for file in (ROOT / "colab").glob("*.ipynb")}

@@ -1,4 +1,4 @@
-"""Tiny models made in seconds: something to decode where no checkpoint is at hand.
+"""Tiny models made in a minute: something to decode where no checkpoint is at hand.
 
 They tell three sentences about two things. Most tokens follow from the others, some are copied from the question, and
 one is a sum: what is sure at once, and what only later, differs from token to token, as it does in a large model.
@@ -33,7 +33,7 @@ _SHIFTS = {"masked_diffusion": 1, "block_diffusion": 0}  # of the denoisers that
 
 @dataclasses.dataclass(frozen=True)
 class Tiny:
-    """A model small enough to train in seconds.
+    """A model small enough to train in a minute.
 
     Attributes:
       model: the module.
@@ -71,7 +71,7 @@ def made(steps: int, *, seed: int = 0, width: int = 64, layers: int = 2) -> Tiny
     """Returns an autoregressive model of stories, from nothing.
 
     Args:
-      steps: of training; some 300 make it right most of the time.
+      steps: of training.
       seed: of parameters and rows.
       width: of the model, a multiple of 4 heads.
       layers: number of them.
