@@ -35,8 +35,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from dlm_jax.evals.screen import Screen
 from launch import cli, decoders
-from launch.screen import Screen
 
 
 def parser() -> argparse.ArgumentParser:

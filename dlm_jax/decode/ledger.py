@@ -76,7 +76,13 @@ class Ledger:
 
     @classmethod
     def read(cls, counts: Counts, committed: np.ndarray, yielding: np.ndarray, rows: np.ndarray) -> "Ledger":
-        """Takes the chosen rows of device counts to the host."""
+        """Takes the chosen rows of device counts to the host.
+
+        Args:
+          counts: of B rows.
+          committed, yielding: (R,) int of the chosen rows, see the class.
+          rows: (R,) int numbers of the chosen rows.
+        """
         forwards, positions = np.asarray(counts.forwards)[rows], np.asarray(counts.positions)[rows]
         by_kind = lambda x: {kind: x[:, j] for j, kind in enumerate(KINDS)}
         tallies = {name: np.asarray(x)[rows] for name, x in counts.tallies.items()}

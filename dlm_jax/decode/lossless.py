@@ -156,7 +156,7 @@ def check_lossless(
 
 
 def first_difference(a: np.ndarray, b: np.ndarray) -> int | None:
-    """Returns the first index at which two token lists differ, one of them ending included; None if they are equal."""
+    """Returns the first index at which (n,) and (m,) tokens differ, one of them ending included; None if nowhere."""
     common = min(len(a), len(b))
     unequal = np.flatnonzero(a[:common] != b[:common])
     if unequal.size:

@@ -85,13 +85,13 @@ def _from(logits: Array, enough) -> Array:
 
 
 def ordered(values: Array) -> Array:
-    """Returns uint32 numbers in the order of float32 values."""
+    """Returns (...) uint32 numbers in the order of (...) float32 values."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     return jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def unordered(numbers: Array) -> Array:
-    """Returns the float32 values that `ordered` made uint32 numbers of."""
+    """Returns the (...) float32 values that `ordered` made (...) uint32 numbers of."""
     return jax.lax.bitcast_convert_type(
         jnp.where(numbers >> 31, numbers ^ jnp.uint32(1 << 31), ~numbers), jnp.float32)
 

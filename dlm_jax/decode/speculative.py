@@ -22,7 +22,9 @@ def through_eos(tokens: Array, keep: Array, eos_id: Array) -> Array:
     """Returns (B, W) bool: the tokens to keep, none behind an end of sequence that is kept.
 
     Args:
-      tokens: (B, W) int32. keep: (B, W) bool. eos_id: () int32.
+      tokens: (B, W) int32.
+      keep: (B, W) bool.
+      eos_id: () int32.
     """
     ends = keep & (tokens == eos_id)
     return keep & (jnp.cumsum(ends, axis=1) - ends == 0)

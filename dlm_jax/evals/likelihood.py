@@ -56,8 +56,8 @@ def bound(
       prompt_length: (B,) int32.
       length: (B,) int32 of prompt and answer.
       mask_id: id of the mask token.
-      cfg_scale: strength w of classifier-free guidance: logits without the prompt plus (1 + w) times what the prompt
-        adds; None or 0 leaves it out, and None saves its forward.
+      cfg_scale: () strength w of classifier-free guidance: logits without the prompt plus (1 + w) times what the
+        prompt adds; None or 0 leaves it out, and None saves its forward.
 
     Returns:
       (B,) float32 nats, 0 or less without guidance; its mean over draws is at most the log-likelihood.

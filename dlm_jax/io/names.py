@@ -68,12 +68,12 @@ class Piece:
         return (self.repeats, self.rows, *groups[2:]) if self.apart else (self.repeats * self.rows, *groups[1:])
 
     def cut(self, tensor: np.ndarray) -> np.ndarray:
-        """Returns the piece of a tensor; a view where the pieces do not alternate along one axis."""
+        """Returns the piece of a tensor of the whole shape; a view where the pieces do not alternate along one axis."""
         parts = self._parts(tensor)
         return parts if self.apart else parts.reshape(-1, *tensor.shape[1:])
 
     def put(self, tensor: np.ndarray, piece: np.ndarray) -> None:
-        """Writes the piece into a tensor."""
+        """Writes the piece into a tensor of the whole shape."""
         parts = self._parts(tensor)
         parts[...] = piece.reshape(parts.shape)
 
@@ -116,14 +116,14 @@ class Parameter:
         return self.lead + self.part_shape
 
     def from_stored(self, tensor: np.ndarray) -> np.ndarray:
-        """Returns a stored tensor, or its piece, in the parameter's layout; a view wherever one can be made."""
+        """Returns a tensor of `stored_shape`, or its piece, as one of `part_shape`; a view wherever one can be made."""
         tensor = tensor if self.piece is None else self.piece.cut(tensor)
         flat = [(letter, size) for letter, size in itertools.chain(*self.stored) if letter != "1"]
         order = [letter for letter, _ in flat]
         return tensor.reshape([size for _, size in flat]).transpose([order.index(letter) for letter in self.axes])
 
     def to_stored(self, part: np.ndarray) -> np.ndarray:
-        """Returns one part of the parameter as it is stored, whole tensor or piece, C-contiguous."""
+        """Returns a part, of `part_shape`, as it is stored, whole tensor or piece, C-contiguous."""
         order = [letter for letter, _ in itertools.chain(*self.stored) if letter != "1"]
         turned = part.transpose([self.axes.index(letter) for letter in order])
         return tensor_files.contiguous(turned).reshape([math.prod(size for _, size in group) for group in self.stored])

@@ -161,7 +161,7 @@ def contiguous(view: np.ndarray, dtype: Any = None) -> np.ndarray:
     """Returns a C-contiguous copy of a view whose axes may have been turned.
 
     Args:
-      view: any strided view.
+      view: any strided view, of any shape.
       dtype: of the copy; default the view's.
 
     Returns:

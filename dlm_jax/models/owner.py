@@ -26,6 +26,7 @@ class Owner(nn.Module):
     dtype: Any = None  # computation dtype; None computes in the parameters' own
 
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], init=None) -> Array:
+        """Returns a parameter of this shape, with what an adapter adds to it, in the computation dtype."""
         init = init or nn.initializers.normal(self.config.initializer_range)
         value = self.param(name, nn.with_logical_partitioning(init, axes), shape)
         if self.has_variable(ADAPTER, name):
@@ -33,10 +34,12 @@ class Owner(nn.Module):
         return value if self.dtype is None else value.astype(self.dtype)
 
     def norm_scale(self, name: str, size: int) -> Array:
+        """Returns the (size,) scale of a norm."""
         init = nn.initializers.zeros if self.config.centred_norms else nn.initializers.ones
         return self.weight(name, (size,), (None,), init)
 
     def normed(self, x: Array, scale: Array) -> Array:
+        """Returns (..., D) x, normed, times its (D,) scale."""
         return rms_norm(x, scale, self.config.rms_norm_eps, centred=self.config.centred_norms)
 
 

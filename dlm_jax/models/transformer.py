@@ -40,6 +40,7 @@ class Period(Owner):
     form: str = "auto"
 
     def setup(self):
+        """Makes the layers of a period."""
         self.layer = [Layer(self.config, self.dtype, kind, self.view, self.form) for kind in self.config.pattern]
         if len(self.layer) == 1:  # the period is its layer, in the parameter tree too
             nn.share_scope(self, self.layer[0])
@@ -78,6 +79,7 @@ class Transformer(Owner):
         return self.head(hidden), cache
 
     def setup(self):
+        """Makes the embedding, the stack, the last norm and, where it is not the embedding, the head."""
         c = self.config
         self.embed = self.weight("embed", (c.vocab_size, c.hidden_size), ("vocab", "embed"))
         if not c.tie_word_embeddings:

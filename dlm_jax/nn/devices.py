@@ -27,7 +27,7 @@ def alone(one: bool = True) -> Iterator[None]:
 
 
 def mesh_of(x: Array) -> Any:
-    """Returns the mesh of the devices that share an array, the ambient one or its own; empty where none is known."""
+    """Returns the mesh of the devices that share an array of any shape: the ambient one, its own, or an empty one."""
     ambient = jax.sharding.get_abstract_mesh()
     return jax.typeof(x).sharding.mesh if ambient.empty else ambient
 
@@ -39,7 +39,7 @@ def can_share(x: Array, rows: int, heads: int) -> bool:
     part of their own each (`jax.shard_map`).
 
     Args:
-      x: the array.
+      x: the array, of any shape.
       rows, heads: that are to be divided.
     """
     mesh = mesh_of(x)

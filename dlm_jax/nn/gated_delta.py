@@ -219,12 +219,12 @@ def read(state: Array, x: Stream, advance: Array, block: Array) -> tuple[Array, 
 
 
 def write(state: Array, writes: Writes, count: Array) -> Array:
-    """Returns the state after the first (B,) int32 `count` tokens of `writes`; (B, H, E, F), bit for bit itself for 0.
+    """Returns the (B, H, E, F) state after the first tokens of `writes`, bit for bit itself after none.
 
     Args:
       state: (B, H, E, F) before them.
       writes: of T tokens.
-      count: tokens that write.
+      count: (B,) int32 tokens that write.
     """
     kept = (jnp.arange(writes.g.shape[1]) < count[:, None])[..., None]
     g = jnp.where(kept, writes.g, 0)

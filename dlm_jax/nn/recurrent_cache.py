@@ -66,11 +66,11 @@ class RecurrentCache:
         return self.replace(accepted=jnp.minimum(accepted.astype(jnp.int32), self.advanced))
 
     def layer(self, index: Array) -> "RecurrentCache":
-        """Returns the cache of one layer."""
+        """Returns the cache of one layer; `index` is () int32."""
         return jax.tree.map(lambda x: x[index], self)
 
     def at(self, index: Array, layer: "RecurrentCache") -> "RecurrentCache":
-        """Returns the cache with another one of a layer."""
+        """Returns the cache with another one of a layer; `index` is () int32."""
         return jax.tree.map(lambda old, new: old.at[index].set(new.astype(old.dtype)), self, layer)
 
     def settled(self) -> tuple[Array, Channels]:

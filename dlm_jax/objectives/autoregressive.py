@@ -21,6 +21,7 @@ class Autoregressive(Objective):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return "tokens", "loss_mask", "length"
 
     def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
@@ -41,5 +42,6 @@ class Autoregressive(Objective):
         return losses.Rows(tokens, index, valid, labels, {"ar": known / jnp.maximum(jnp.sum(known), 1.0)})
 
     def rows_loss(self, score: Scorer, rows: losses.Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         total = losses.weighted(losses.rows_nll(score, rows, self.head_chunk), rows.weights)["ar"]
         return total, {"loss_ar": total, "supervised_tokens": jnp.sum(rows.labels != losses.IGNORE)}

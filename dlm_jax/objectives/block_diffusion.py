@@ -62,9 +62,11 @@ class BlockDiffusion(noise.Denoising):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return (*super().reads, *(("prompt_length",) if self.align == "response" else ()))
 
     def check(self, score: Scorer) -> None:
+        """See `Objective.check`."""
         super().check(score)
         if score.shift:
             raise ValueError(
@@ -88,6 +90,7 @@ class BlockDiffusion(noise.Denoising):
         return arrange(rows, block, drawn, self)
 
     def rows_loss(self, score: Scorer, rows: Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         self.check(score)
         tokens, positions, rule = streams(rows, self)
         hidden, _ = score.hidden(tokens, Pass(positions, rule))

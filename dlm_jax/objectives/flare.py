@@ -108,6 +108,7 @@ class Flare(Objective):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return *super().reads, "loss_mask"
 
     @property
@@ -125,6 +126,7 @@ class Flare(Objective):
         return super().settles() | ({"noisy_shift": 0 if self.shift == "none" else 1} if self.masks else {})
 
     def check(self, score: Scorer) -> None:
+        """See `Objective.check`."""
         super().check(score)
         if score.bidirectional or score.shift != 1:
             raise ValueError(f"objective {self.name!r} continues a causal model that predicts the next token, but this "
@@ -155,6 +157,7 @@ class Flare(Objective):
         return rows.replace(weights=jax.tree.map(lambda x: jnp.where(inside, jnp.nan, x), rows.weights))
 
     def rows_loss(self, score: Scorer, rows: Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         self.check(score)
         hidden, _ = score.hidden(*streams(rows, self))
         nll = token_nll(score, hidden, rows, self)
@@ -297,7 +300,7 @@ def token_nll(score: Scorer, hidden: Array, rows: Rows, objective: Flare) -> dic
 
     Args:
       score: the model; only its head is used.
-      hidden: (B, (1 + W) T, D) hidden states of `streams`.
+      hidden: (B, T + W T, D) hidden states of `streams`.
       rows: what they were made of.
       objective: whose shift.
 

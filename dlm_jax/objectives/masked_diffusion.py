@@ -63,6 +63,7 @@ class MaskedDiffusion(noise.Denoising):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return (*super().reads, *(("prompt_length",) if self.block_length and self.target == "response" else ()))
 
     def prepare(self, batch: dict[str, Array], key: Array) -> losses.Rows:
@@ -83,6 +84,7 @@ class MaskedDiffusion(noise.Denoising):
         return arrange(rows, drawn, self)
 
     def rows_loss(self, score: Scorer, rows: losses.Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         self.check(score)
         nll = losses.rows_nll(score, rows, self.head_chunk, visibility.bidirectional, score.shift)
         total = losses.weighted(nll, rows.weights)["mdm"]

@@ -59,9 +59,11 @@ class Denoising(Objective):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return (*super().reads, *(("loss_mask",) if self.target == "response" else ()))
 
     def check_ids(self) -> None:
+        """See `Objective.check_ids`."""
         super().check_ids()
         if self.eos_id is None and self.padding == "eos":
             raise ValueError("eos_id is None: give the id of the model's end of sequence, or padding='ignore'")
@@ -74,6 +76,7 @@ class Denoising(Objective):
                              "after another: give padding='ignore'")
 
     def check(self, score: Scorer) -> None:
+        """See `Objective.check`."""
         super().check(score)
         if not score.bidirectional:
             raise ValueError(f"objective {self.name!r} needs a bidirectional model, but this one is causal: make one "

@@ -88,9 +88,11 @@ class Orthrus(Objective):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return (*super().reads, *(("prompt_length",) if self.anchors == "response" else ()))
 
     def check(self, score: Scorer) -> None:
+        """See `Objective.check`."""
         score.view("diffusion")
         super().check(score)
         if self.distance == "top_k_kl" and self.top_k > score.vocab_size:
@@ -102,6 +104,7 @@ class Orthrus(Objective):
         return arrange(batch, sample_anchors(key, batch, self), self)
 
     def rows_loss(self, score: Scorer, rows: Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         self.check(score)
         found = compare(score, rows, self)
         mean = lambda x: jnp.sum(x * rows.weights)

@@ -70,9 +70,11 @@ class ReFusion(Objective):
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
         return *super().reads, "prompt_length"
 
     def check(self, score: Scorer) -> None:
+        """See `Objective.check`."""
         super().check(score)
         if score.recurrent:
             raise ValueError("ReFusion reads tokens in an order of its own, which the model's recurrent layers cannot "
@@ -91,6 +93,7 @@ class ReFusion(Objective):
         return losses.Rows(inputs.tokens, inputs.positions, inputs.valid, inputs.labels, weight)
 
     def rows_loss(self, score: Scorer, rows: losses.Rows) -> tuple[Array, dict[str, Array]]:
+        """See `Objective.rows_loss`."""
         self.check(score)
         term = losses.weighted(losses.rows_nll(score, rows, self.head_chunk), rows.weights)
         return term["ar"] + self.mdm_weight * term["mdm"], {

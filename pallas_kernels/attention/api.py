@@ -188,7 +188,8 @@ def attention_problem(q: jax.Array, k: jax.Array, backend: str | None = None, he
     """Why no kernel takes these arrays, or None where one does.
 
     Args:
-      q: (B, T, N, H), or its shape and dtype. k: (B, S, K, H).
+      q: (B, T, N, H), or its shape and dtype.
+      k: (B, S, K, H), or its shape and dtype.
       backend: one of "tpu", "gpu" and "interpret"; None asks of the one that would be picked, "xla" has no kernel.
       heads_first: see `block_mask_attention`.
     """

@@ -27,13 +27,13 @@ class Scoring(NamedTuple):
         return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
     def base_2(self, products: jax.Array) -> jax.Array:
-        """Scores of raw products in units of log 2: powers of two of them are the exponentials of scores."""
+        """Scores of raw products, any shape, in units of log 2: powers of two of them are exponentials of scores."""
         if self.soft_cap is None:
             return products * (self.scale * LOG2_E)
         return self(products) * LOG2_E
 
     def pull_back(self, scores: jax.Array, cotangent: jax.Array, unit: float = 1.0) -> jax.Array:
-        """Cotangent of the products from that of the scores; `scores`, in this unit, before any mask."""
+        """Cotangent of the products from that of the scores, any shape; `scores`, in this unit, before any mask."""
         if self.soft_cap is not None:
             scores = scores * unit
             cotangent = cotangent * (1.0 - jnp.square(scores / self.soft_cap))

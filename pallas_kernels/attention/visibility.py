@@ -64,7 +64,7 @@ class Visibility:
         return Visibility(*map(queries, self.query_fields), *map(keys, self.key_fields))
 
     def queries(self, start: Array | int, length: int) -> Visibility:
-        """Returns the rule for `length` queries from `start` on, all keys kept."""
+        """Returns the rule for `length` queries from number `start`, a scalar, on; all keys kept."""
         return self.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1))
 
     def take(self, index: Array) -> Visibility:

@@ -150,6 +150,7 @@ def unit_lower_inverse(a: jax.Array, size: int, wide=lax.Precision.HIGHEST) -> j
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def inverse_with_gradient(a, size, wide=lax.Precision.HIGHEST):
+    """`unit_lower_inverse`, whose gradient multiplies by the inverse instead of going back through its steps."""
     return unit_lower_inverse(a, size, wide)
 
 
@@ -269,7 +270,8 @@ def chunk_backward(plan: Plan, clean: ChunkStream, views: tuple[ChunkStream, ...
 
     Args:
       plan, clean, views, state, starts: as for `chunk_forward`.
-      d_out, d_views, d_next: cotangents of its three results, accumulation dtype.
+      d_out, d_views, d_next: cotangents of its three results, in their shapes and the accumulation dtype.
+
     Returns:
       (d_clean, d_views, d_state): ChunkStreams of cotangents in the inputs' dtypes, and (E, F).
     """

@@ -135,7 +135,8 @@ def backward(plan: Plan, chunk_size: int, clean: Stream, noisy: Stream | None, s
     Args:
       plan, chunk_size, clean, noisy, starts: as for `forward`.
       kept: (N, B, H, E, F) chunk-start states.
-      d_out, d_noisy, d_final: cotangents of the outputs and of the final state.
+      d_out, d_noisy, d_final: cotangents of the outputs and of the final state, in their shapes.
+
     Returns:
       d_clean, d_noisy (or None), d_initial_state (B, H, E, F).
     """

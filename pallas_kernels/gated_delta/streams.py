@@ -125,7 +125,7 @@ def document_starts(documents: jax.Array, has_initial_state: bool) -> jax.Array:
 
 
 def pad_tokens(array: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """Pads the token axis with zeros to a multiple; zero beta, gate and key leave the recurrence untouched."""
+    """Pads an axis of any shape with zeros to a multiple; zero beta, gate and key leave the recurrence untouched."""
     extra = -array.shape[axis] % multiple
     if not extra:
         return array
@@ -135,5 +135,5 @@ def pad_tokens(array: jax.Array, axis: int, multiple: int) -> jax.Array:
 
 
 def repeat_heads(array: jax.Array, axis: int, heads: int) -> jax.Array:
-    """Repeats key heads consecutively so that value head h reads key head h // (heads // J)."""
+    """Repeats key heads, one axis of any shape, consecutively so that value head h reads key head h // (heads // J)."""
     return array if array.shape[axis] == heads else jnp.repeat(array, heads // array.shape[axis], axis=axis)

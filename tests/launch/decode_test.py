@@ -13,10 +13,10 @@ from rich.console import Console
 import dlm_jax
 from dlm_jax.data import tokenizer as tokenizers
 from dlm_jax.decode import Autoregressive, Event, ReFusion, api
+from dlm_jax.evals.screen import Screen
 from dlm_jax.models import build
 from dlm_jax.models.config import TransformerConfig
 from launch import decode, decoders
-from launch.screen import Screen
 
 TEXTS = ["Tom has 3 apples and buys 4 more.", "How many apples has Tom?", "Tom has 3 + 4 = 7 apples. #### 7"] * 20
 

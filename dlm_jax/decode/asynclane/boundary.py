@@ -107,11 +107,11 @@ class Classes:
         return bool(self.interval > 0) or bool(np.any(np.asarray(self.sets) & 1 << _SETS.index("delimiters")))
 
     def within(self, name: str, tokens: Array) -> Array:
-        """Returns whether each token is in a set of `Boundary`."""
+        """Returns (...) bool: whether each of the (...) int32 tokens is in a set of `Boundary`."""
         return (jnp.asarray(self.sets)[tokens] >> _SETS.index(name)) & 1 == 1
 
     def ends(self, tokens: Array, eos_id: Array) -> Array:
-        """Returns whether each token ends an answer."""
+        """Returns (...) bool: whether each of the (...) int32 tokens ends an answer; `eos_id` is () int32."""
         return ((jnp.asarray(self.sets)[tokens] >> _ENDS) & 1 == 1) | (tokens == eos_id)
 
     def ending(self, eos_id: Array) -> Array:

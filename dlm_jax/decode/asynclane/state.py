@@ -115,7 +115,7 @@ class State:
 
 
 def start(request: Request, block_size: Array, cache: Cache | None) -> State:
-    """Returns the state before the first iteration: masks, and the lane that begins the answer."""
+    """Returns the state before the first iteration: masks, and the lane, blocks of () int32 tokens, that begins."""
     B, G = request.batch, request.capacity
     zero, nothing = jnp.zeros(B, jnp.int32), jnp.full((B, G), NOTHING, jnp.int32)
     canvas, active = Canvas.empty(request), request.max_new_tokens > 0

@@ -243,7 +243,8 @@ def forward(score: Scorer, request: Request, start: Array, tokens: Array, advanc
       request: the batch.
       start: (B,) int32 number of the window's first token.
       tokens: (B, W) int32.
-      advance: (B,) int32 clean tokens, token-causal. read: (B,) int32 masks after them, which see the whole window.
+      advance: (B,) int32 clean tokens, token-causal.
+      read: (B,) int32 masks after them, which see the whole window.
       cache: capacity S; entries before the window are the committed tokens'.
       wanted: (B, C) int32 tokens of the window whose outputs are computed; None for all.
 

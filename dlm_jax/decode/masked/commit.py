@@ -164,6 +164,8 @@ class Threshold(Part, CommitRule):
 
     Attributes:
       threshold: in the confidence's unit: a probability or a margin in (0, 1], or nats of entropy.
+
+    Source: Fast-dLLM (arXiv 2505.22618), Sec. 3.3.
     """
 
     threshold: float = number(0.9)

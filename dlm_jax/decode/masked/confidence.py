@@ -28,7 +28,7 @@ class Confidence(Protocol):
         raise NotImplementedError(f"{type(self).__name__} has no of(drafts)")
 
     def level(self, threshold: Array | float) -> Array | float:
-        """Returns what `of` gives for a draft that just reaches a threshold in this confidence's unit."""
+        """Returns what `of` gives for a draft that just reaches a () threshold in this confidence's unit."""
         return threshold
 
     def check(self, threshold: float) -> None:
@@ -37,7 +37,10 @@ class Confidence(Protocol):
 
 @struct.dataclass
 class Probability(Confidence):
-    """The probability of the draft; `of` gives it less 1: near 1, where most lie, float32 would lose their order."""
+    """The probability of the draft; `of` gives it less 1: near 1, where most lie, float32 would lose their order.
+
+    Source: LLaDA (arXiv 2502.09992), low-confidence remasking; Fast-dLLM (arXiv 2505.22618), Sec. 3.3.
+    """
 
     kind = "probability"
 
@@ -57,7 +60,7 @@ class Probability(Confidence):
 
 @struct.dataclass
 class Margin(Probability):
-    """The draft's probability less that of the likeliest other token; `of` gives it less 1."""
+    """The draft's probability less that of the likeliest other token (Dream); `of` gives it less 1."""
 
     kind = "margin"
 
@@ -80,7 +83,10 @@ class TopMargin(Margin):
 
 @struct.dataclass
 class Entropy(Confidence):
-    """How little the distribution is spread: its entropy in nats, negative; thresholds are nats, reached from above."""
+    """How little the distribution is spread: its entropy in nats, negative; thresholds are nats, reached from above.
+
+    Source: Dream's released sampler, "entropy".
+    """
 
     kind = "entropy"
 
@@ -103,7 +109,7 @@ class Entropy(Confidence):
 
 @struct.dataclass
 class Random(Confidence):
-    """No confidence: uniform in [-1, 0)."""
+    """No confidence: uniform in [-1, 0) (LLaDA's random remasking)."""
 
     kind = "random"
 

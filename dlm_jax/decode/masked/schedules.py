@@ -46,7 +46,7 @@ class Schedule(Protocol):
 
 @struct.dataclass
 class Whole(Schedule):
-    """The answer is one block."""
+    """The answer is one block (Dream)."""
 
     def block_length(self, capacity: int) -> int:
         """See `Schedule.block_length`."""
@@ -70,7 +70,7 @@ class Ahead(Part):
 
 @struct.dataclass
 class Blocks(Part, Schedule):
-    """Blocks from left to right (semi-autoregressive).
+    """Blocks from left to right (LLaDA's semi-autoregressive decoding).
 
     Attributes:
       length: tokens of a block.

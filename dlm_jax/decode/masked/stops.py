@@ -72,7 +72,7 @@ class Stop(Protocol):
 
 @struct.dataclass
 class Never(Stop):
-    """Every token is decoded."""
+    """Every token is decoded (LLaDA, Dream)."""
 
     def fill(self, board: Board) -> Array:
         """See `Stop.fill`."""
@@ -124,7 +124,7 @@ class Run(Part, Stop):
 
 @struct.dataclass
 class AfterBlock(Stop):
-    """Nothing after the block that holds an EOS is decoded (block diffusion)."""
+    """Nothing after the block that holds an EOS is decoded (block diffusion, SDAR)."""
 
     by_block = True
 

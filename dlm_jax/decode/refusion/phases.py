@@ -66,7 +66,7 @@ def judge(state: State, accepted: Array, eos_id: Array, common: bool) -> tuple[S
 
 
 def infill(state: State, read: Read, eos_id: Array) -> State:
-    """Takes one more token in every chosen slot that is not complete."""
+    """Takes one more token in every chosen slot that is not complete; `eos_id` is () int32."""
     slot_length = jnp.sum(state.tagged, axis=-1)
     behind = jnp.maximum(slot_length - 1, 0)[..., None]
     slot_new = jnp.where(state.at(INFILL_MANY)[:, None], jnp.take_along_axis(read.token, behind, axis=-1)[..., 0],

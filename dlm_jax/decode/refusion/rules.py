@@ -30,7 +30,7 @@ def choose_confident(score: Array, open_slots: Array, threshold: Array | float) 
     Args:
       score: (B, n) certainty.
       open_slots: (B, n) bool slots still masked.
-      threshold: tau, strictly exceeded.
+      threshold: () tau, strictly exceeded.
 
     Returns:
       (B, n) bool.

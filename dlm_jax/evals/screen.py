@@ -1,9 +1,11 @@
-"""An answer on a terminal while it is being decoded."""
+"""An answer on a terminal or in a notebook while it is being decoded."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +14,11 @@ from rich.text import Text
 
 
 class Screen:
-    """An answer on a terminal while it is being decoded."""
+    """An answer while it is being decoded: drafts are grey, drafted tokens orange once committed.
+
+    Attributes:
+      STYLE: colours by what a token is.
+    """
 
     STYLE = {"drafted": "dark_orange", "autoregressive": "default", "draft": "bright_black"}
 
@@ -41,7 +47,7 @@ class Screen:
 
     def spans(self) -> list[tuple[str, str]]:
         """Returns the texts on the canvas now and their styles."""
-        from dlm_jax.data import tokenizer as tokenizers
+        from dlm_jax.data import tokenizer as tokenizers  # takes seconds, and a launcher's help needs none
 
         out, last = [], -1
         # tokens that follow each other are decoded together; only drafts show their special tokens
@@ -70,3 +76,21 @@ class Screen:
         if not live:
             self._console.file.write("".join(text for text, _ in self.spans()) + "\n")
         return forwards
+
+
+def film(events: Iterable[Any], tokenizer: Any, *, eos_id: int | None, limit: int) -> Iterator[str]:
+    """Yields a line for every event: its forward and kind, and the answer as it stands, in a terminal's colours.
+
+    Args:
+      events: of one row, see `decode.stream`.
+      tokenizer: of the model.
+      eos_id: id that ends the answer.
+      limit: tokens of the answer.
+    """
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", soft_wrap=True)
+    screen = Screen(tokenizer, console, eos_id=eos_id, limit=limit)
+    for event in events:
+        screen.apply(event)
+        with console.capture() as line:
+            console.print(Text.assemble(*screen.spans()), end="")
+        yield f"{event.forward:3d} {event.kind:8s}{line.get()}"
