@@ -24,7 +24,7 @@ Trains a tiny autoregressive Qwen3 on worked word problems, makes models of othe
 questions with all of them, and writes results.json and report.html.
 
 examples:
-  python -m launch.quickstart                     the whole job: half an hour on 2 cores
+  python -m launch.quickstart                     the whole job: a quarter of an hour on 2 cores
   python -m launch.quickstart --budget smoke      the same road in a minute, to poor models
   python -m launch.quickstart --data rows.jsonl   your rows; a tenth of them (256 at most) is held out
   python -m launch.quickstart --study transfer    one hybrid seed, and what each ingredient of FLARE makes of it
@@ -35,6 +35,14 @@ answers end in "#### x" they are scored by x, otherwise by their whole text. The
 where the last one stopped.
 """
 
+_NEXT = """\
+look at {out}/report.html, then
+  python -m launch.decode --model {out}/models/refusion --decoder refusion --set slot_size=8 --stream \\
+      --prompt "Mia has 9 apples, finds 4 more and gives 6 to Tom. How many apples now?"
+  python -m launch.evaluate --model {out}/models/masked --data {out}/data/test.jsonl --out runs/scores/masked \\
+      --decoder masked --set "schedule=Blocks(8)" --set "commit=Threshold(0.9)"
+  python -m launch.quickstart --data rows.jsonl      the same with your rows
+  python -m launch.models                            checkpoints that load as they are"""
 PLANS = {"systems": systems.PLAN, "transfer": transfer.PLAN, "lanes": lanes.PLAN}
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
@@ -63,7 +71,7 @@ def run(data: Path | None, out: Path, seed: int, budget: Budget, plan: Plan) -> 
       Stopped: by a signal, with everything so far saved.
     """
     began = time.perf_counter()
-    train_rows, test_rows = rows.make(data, seed, budget.rows, budget.questions)
+    train_rows, test_rows = rows.make(data, seed, budget.rows, budget.questions, plan.stories)
     texts = {"train": rows.as_jsonl(train_rows), "test": rows.as_jsonl(test_rows)}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:16]
     kept.claim(out, {"study": plan.title, "data": "word problems" if data is None else data.name,
@@ -131,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         console.print(report.table(results["systems"]))
         console.print(f"results: {out / 'results.json'}\nreport:  {out / 'report.html'}")
+        if plan is systems.PLAN:
+            console.print(_NEXT.format(out=out), markup=False, soft_wrap=True)
         return 0
 
     return cli.main(parser.parse_args, work, argv)

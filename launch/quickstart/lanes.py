@@ -14,9 +14,11 @@ from launch.quickstart import systems
 from launch.quickstart.plan import Plan, System, Training, budgets
 
 BLOCK, LENGTH = 16, 608  # tokens; a question and 512 of an answer's
-SEED, MASKED = (next(t for t in systems.TRAININGS if t.name == name) for name in ("seed", "masked"))
-FACTS = {"family": MASKED.family, "body": MASKED.body, "logit_shift": MASKED.logit_shift}
+FACTS = {"family": "Masked diffusion", "body": "a2d-qwen3", "logit_shift": 1}
 NOISE = {"mask_id": systems.MASK_ID, "eos_id": systems.END_ID, "antithetic": True, "eps": 0.05}
+SEED = next(t for t in systems.TRAININGS if t.name == "seed")
+MASKED = Training(name="masked", title="Masked diffusion", learning_rate=1e-3,
+                  objective=MaskedDiffusion(block_length=8, **NOISE), **FACTS)
 WIDE = Training(name="wide", title="the same, wide blocks", start="masked", learning_rate=1e-3,
                 objective=MaskedDiffusion(block_length=2 * BLOCK, **NOISE), **FACTS)
 # lanes and lookahead read masks anywhere before them: blocks, which have all before them clean, teach to guess there

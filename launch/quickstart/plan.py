@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dlm_jax.data import word_problems
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -88,12 +90,14 @@ class Plan:
       trainings: in order; the first one starts from fresh parameters.
       systems: what answers; the first one is the baseline.
       budgets: how large it may be, by name.
+      stories: the word problems that are told where the user gives no rows.
     """
 
     title: str
     trainings: tuple[Training, ...]
     systems: tuple[System, ...]
     budgets: Mapping[str, Budget]
+    stories: tuple[word_problems.Story, ...] = word_problems.STORIES
 
 
 def budgets(steps: Mapping[str, int], **changes: Any) -> dict[str, Budget]:

@@ -14,7 +14,8 @@ from dlm_jax.data import tokenizer as tokenizers
 Rows = Sequence[sources.Row]
 
 
-def make(data: Path | None, seed: int, count: int, questions: int) -> tuple[list[sources.Row], list[sources.Row]]:
+def make(data: Path | None, seed: int, count: int, questions: int,
+         stories: Sequence[word_problems.Story] = word_problems.STORIES) -> tuple[list[sources.Row], list[sources.Row]]:
     """Returns training rows and held-out rows; no held-out question occurs in training.
 
     Args:
@@ -22,12 +23,14 @@ def make(data: Path | None, seed: int, count: int, questions: int) -> tuple[list
       seed: of the generator, or of the choice of held-out rows.
       count: training rows generated.
       questions: held-out rows, at most.
+      stories: that the generator tells.
 
     Raises:
       ValueError: unreadable rows, or too few different questions to hold one back.
     """
     if data is None:
-        return tuple([sources.parse_row(raw) for raw in word_problems.generate(number, seed=seed, split=split)]
+        told = lambda number, split: word_problems.generate(number, seed=seed, split=split, stories=stories)
+        return tuple([sources.parse_row(raw) for raw in told(number, split)]
                      for split, number in (("train", count), ("test", questions)))
     rows = sources.read_rows(data)
     asked = [json.dumps(row.prompt_messages) for row in rows]

@@ -92,7 +92,7 @@ def adapted(model: Any, params: Params, body: str, logit_shift: int | None = Non
         return model, params
     if body == "orthrus":
         return convert.init_from_ar(model, params)
-    return build.build(model.config.replace(family=body, logit_shift=logit_shift)), params
+    return build.build(model.config.replace(family=body, logit_shift=logit_shift, noisy_shift=None)), params
 
 
 def train(training: Training, job: Job, rows: Rows) -> tuple[Model, dict[str, Any]]:

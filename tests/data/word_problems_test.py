@@ -15,11 +15,15 @@ def test_same_seed_same_rows_and_another_seed_others():
     assert {row["question"] for row in first} != {row["question"] for row in word_problems.generate(200, seed=4)}
 
 
+TASKS = pytest.mark.parametrize("stories", [word_problems.STORIES, word_problems.SHORT], ids=["three", "short"])
+
+
+@TASKS
 @pytest.mark.parametrize("split", word_problems.SPLITS)
-def test_every_calculation_is_right_and_the_last_one_is_the_answer(split):
-    for row in word_problems.generate(400, seed=1, split=split):
+def test_every_calculation_is_right_and_the_last_one_is_the_answer(split, stories):
+    for row in word_problems.generate(400, seed=1, split=split, stories=stories):
         steps = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)", row["answer"])
-        assert len(steps) == 3
+        assert len(steps) == len(stories[0].calculations)
         for left, sign, right, result in steps:
             left, right = int(left), int(right)
             if sign == "/":
@@ -29,9 +33,10 @@ def test_every_calculation_is_right_and_the_last_one_is_the_answer(split):
         assert parse_row(row).answer == steps[-1][-1]
 
 
-def test_splits_share_no_question_and_no_calculation_chain_whatever_their_seeds():
+@TASKS
+def test_splits_share_no_question_and_no_calculation_chain_whatever_their_seeds(stories):
     def chains(split, seed):
-        rows = word_problems.generate(1500, seed=seed, split=split)
+        rows = word_problems.generate(1500, seed=seed, split=split, stories=stories)
         sums = {tuple(re.findall(r"\d+[-+*/]\d+=\d+", row["answer"])) for row in rows}
         return {row["question"] for row in rows}, sums
 
@@ -43,10 +48,19 @@ def test_splits_share_no_question_and_no_calculation_chain_whatever_their_seeds(
         assert not sums & train_chains
 
 
-def test_rows_are_all_different_and_every_story_occurs():
-    rows = word_problems.generate(500, seed=0)
+def test_short_problems_ask_for_no_calculation_unseen_in_training():
+    def calculations(count, split):
+        rows = word_problems.generate(count, split=split, stories=word_problems.SHORT)
+        return {found for row in rows for found in re.findall(r"\d+[-+*/]\d+=\d+", row["answer"])}
+
+    assert not calculations(3000, "test") - calculations(30_000, "train")
+
+
+@TASKS
+def test_rows_are_all_different_and_every_story_occurs(stories):
+    rows = word_problems.generate(500, seed=0, stories=stories)
     assert len({row["question"] for row in rows}) == 500
-    for story in word_problems.STORIES:
+    for story in stories:
         opening = story.lines[0].split("{")[0]
         assert any(row["answer"].startswith(opening) for row in rows)
 
