@@ -20,12 +20,13 @@ test test-all: export XLA_FLAGS := $(XLA_FLAGS) $(FAST)
 # the tests of a file share fixtures and compiled programs
 SHARE  := -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-all bench clean
+.PHONY: help quickstart test test-all bench docs clean
 help:
 	@echo "make quickstart        train and decode tiny models of every kind; ARGS='--data FILE' uses your rows"
 	@echo "make test              quick tests, then reference numbers in $(ORACLE)"
 	@echo "make test-all          slow tests too"
 	@echo "make bench             decoding benchmark; ARGS are passed on"
+	@echo "make docs              the documentation as a site, in site/"
 	@echo "make clean             removes the environment and caches, never runs/"
 
 quickstart: $(VENV)/.installed
@@ -41,6 +42,10 @@ test-all: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed
 	$(RUN) -m launch.benchmark decode $(ARGS)
+
+docs: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --editable '.[docs]'
+	$(RUN) -m mkdocs build --strict
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; install one, or say make PYTHON=/path/to/python"; exit 1; }
