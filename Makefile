@@ -43,9 +43,8 @@ test-all: $(VENV)/.installed-test
 bench: $(VENV)/.installed
 	$(RUN) -m launch.benchmark decode $(ARGS)
 
-docs: $(VENV)/.installed
-	$(RUN) -m pip install --quiet --editable '.[docs]'
-	$(RUN) -m mkdocs build --strict
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; install one, or say make PYTHON=/path/to/python"; exit 1; }
@@ -59,6 +58,10 @@ $(VENV)/.installed: pyproject.toml | $(RUN)
 
 $(VENV)/.installed-test: pyproject.toml | $(RUN)
 	$(RUN) -m pip install --quiet --editable '.[test,aot]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(RUN)
+	$(RUN) -m pip install --quiet --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 clean:
