@@ -51,10 +51,10 @@ MODELS = {
 _LLADA2 = dict(block_size=32, stop=decode.AfterBlock())
 DECODING: dict[str, Decoding] = {
     "sdar": Decoding(
-        decoder=decode.BlockDiffusion(commit=decode.Enough(0.9, decode.Even(4)), stop=decode.AfterBlock(),
+        decoder=decode.BlockDiffusion(commit=decode.Enough(0.9, decode.Even(0)), stop=decode.AfterBlock(),
                                       closing="always", confidence=decode.Tempered(), temperature=1.0),
         said_by="card",
-        source="SDAR's README: blocks of 4, 4 steps, low_confidence_dynamic at 0.9; generate.py's own default is 0.85, "
+        source="SDAR's README: as many steps as a block has tokens, low_confidence_dynamic at 0.9; generate.py says 0.85, "
                "JetEngine's rule takes the leftmost where too few are sure"),
     "sdar_entropy": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.EntropyBound(0.35), confidence=decode.Entropy(),
@@ -70,8 +70,8 @@ DECODING: dict[str, Decoding] = {
     "nemotron": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Threshold(0.9)),
         said_by="code",
-        source="Nemotron-Labs-Diffusion's generate, blocks of its config (32); without a threshold it takes one token "
-               "a forward"),
+        source="Nemotron-Labs-Diffusion's generate, blocks of its config (32), a threshold of its argument; 0.9 is "
+               "ours: by default it has none and takes one token a forward"),
     "nemotron_speculative": Decoding(
         decoder=decode.SelfSpeculation(), said_by="code",
         source="Nemotron-Labs-Diffusion's linear_spec_generate, threshold 0"),
@@ -91,6 +91,6 @@ DECODING: dict[str, Decoding] = {
     "llada2_1": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.Enough(0.7, decode.TopN(1)), editing=decode.Editing(0.5, 16),
                                       **_LLADA2), said_by="card",
-        source="LLaDA2.1's fast setting: threshold 0.7, editing 0.5, 16 passes; its function's own are 0.95 and 0.9, "
-               "and --set replaces any of them"),
+        source="LLaDA2.1's threshold 0.7, editing 0.5, 16 passes; its function's own are 0.95 and 0.9, and --set "
+               "replaces any of them"),
 }

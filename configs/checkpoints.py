@@ -10,6 +10,7 @@ from dlm_jax.conventions import Conventions
 from dlm_jax.models.config import TransformerConfig
 
 AUTHORS = "authors' code"  # tiny models of theirs: logits, and decoding where they decode differently
+LOGITS = "authors' logits"  # their decoding over another body
 NAMES = "names, shapes"
 _QWEN3_0_6B = blocks.MODELS["sdar_8b"].replace(
     family="a2d-qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, tie_word_embeddings=True,
@@ -38,18 +39,19 @@ class Checkpoint:
     note: str = ""
 
 
-def _sdar(size: str) -> tuple[str, ...]:
-    return f"JetLM/SDAR-{size}-Chat", *(f"JetLM/SDAR-{size}-Chat-b{block}" for block in (8, 16, 32, 64))
+_SDAR = {"1.7B": ("JetLM/SDAR-1.7B-Chat",), "4B": ("JetLM/SDAR-4B-Chat", "Gen-Verse/TraDo-4B-Instruct"),
+         "8B": ("JetLM/SDAR-8B-Chat", "Gen-Verse/TraDo-8B-Instruct", "Gen-Verse/TraDo-8B-Thinking")}
 
 
 CHECKPOINTS = (
-    Checkpoint(ids=_sdar("1.7B"), model=blocks.MODELS["sdar_1_7b"], decoding=blocks.DECODING["sdar"]),
-    Checkpoint(ids=(*_sdar("4B"), "Gen-Verse/TraDo-4B-Instruct"), model=blocks.MODELS["sdar_4b"],
-               decoding=blocks.DECODING["sdar"]),
-    Checkpoint(ids=(*_sdar("8B"), "Gen-Verse/TraDo-8B-Instruct", "Gen-Verse/TraDo-8B-Thinking"),
-               model=blocks.MODELS["sdar_8b"], decoding=blocks.DECODING["sdar"]),
-    Checkpoint(ids=("JetLM/SDAR-30B-A3B-Chat",), model=experts.MODELS["sdar_30b_a3b"],
-               decoding=blocks.DECODING["sdar"], note="its config names neither mask nor block size"),
+    *(Checkpoint(ids=ids, model=blocks.MODELS["sdar_" + size.lower().replace(".", "_")],
+                 decoding=blocks.DECODING["sdar"]) for size, ids in _SDAR.items()),
+    *(Checkpoint(ids=tuple(f"JetLM/SDAR-{size}-Chat-b{block}" for size in _SDAR),
+                 model=blocks.MODELS["sdar_8b"].replace(block_size=block), decoding=blocks.DECODING["sdar"],
+                 note=f"sizes as above, 8B shown; --set block_size={block} where a config does not say")
+      for block in (8, 16, 32, 64)),
+    Checkpoint(ids=("JetLM/SDAR-30B-A3B-Chat",), model=experts.MODELS["sdar_30b_a3b"], decoding=blocks.DECODING["sdar"],
+               note="its config names neither mask nor block size: --set block_size=4"),
     Checkpoint(ids=("Efficient-Large-Model/Fast_dLLM_v2_1.5B",), model=blocks.MODELS["fast_dllm_v2_1_5b"],
                decoding=blocks.DECODING["fast_dllm_v2"]),
     Checkpoint(ids=("Efficient-Large-Model/Fast_dLLM_v2_7B",), model=blocks.MODELS["fast_dllm_v2_7b"],
@@ -90,9 +92,10 @@ CHECKPOINTS = (
                     "Dream-org/Dream-Coder-v0-Base-7B", "Dream-org/Dream-Coder-v0-Instruct-7B",
                     "apple/DiffuCoder-7B-Base", "apple/DiffuCoder-7B-Instruct", "apple/DiffuCoder-7B-cpGRPO"),
                model=dream.DREAM_7B, decoding=dream.DECODING["released"]),
-    Checkpoint(ids=("Zigeng/dParallel_Dream_7B_Instruct",), model=dream.DREAM_7B, decoding=llada.DECODING["dparallel"]),
+    Checkpoint(ids=("Zigeng/dParallel_Dream_7B_Instruct",), model=dream.DREAM_7B,
+               decoding=llada.DECODING["dparallel"], tested=LOGITS),
     Checkpoint(ids=("d3LLM/d3LLM_Dream", "d3LLM/d3LLM_Dream_Coder"), model=dream.DREAM_7B,
-               decoding=llada.DECODING["d3llm"]),
+               decoding=llada.DECODING["d3llm"], tested=LOGITS),
     Checkpoint(ids=("dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1",), model=_QWEN3_0_6B,
                decoding=llada.DECODING["released"]),
     Checkpoint(ids=("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1",), model=_QWEN3_0_6B,

@@ -57,7 +57,7 @@ DECODING: dict[str, Decoding] = {
         source="d3LLM's evaluation scripts: blocks of 32, 0.5 nats, a next block from 0.1 and 0.95 on; Dream's same"),
     "illada": Decoding(
         decoder=decode.llada(steps=1024, block_length=32, stop=decode.AfterBlock()), max_new_tokens=1024,
-        said_by="paper",
+        said_by="code",
         source="iLLaDA's blocks of 32, a token a step, with LLaDA's generate.py, which its README says to use. The "
                "paper adds a block where the last is full; here all are there, as masks"),
 }

@@ -5,9 +5,10 @@
 
 A line says what all checkpoints of a family share, as `dlm_jax.conventions` has it: what a token of the prompt sees,
 which output says what a mask stands for, where blocks are counted from, what they begin with, how a finished one is run
-once more; then the tokens of a block. Below it, for every network: parameters, their memory in bfloat16 and int8, the
-decoding that --preset takes, and whether a paper, a card or code says so. Tested by "authors' code" means that tiny
-models of theirs give the same logits and answers here, "names, shapes" that those fit.
+once more; then the tokens of a block. Below it, for every network: parameters, what they take in bfloat16 and would at a
+byte each (quantised checkpoints are not read), the decoding that --preset takes, and whether a paper, a card or code says
+so. Tested by "authors' code" means that tiny models of theirs give the same logits and answers here, "authors' logits"
+that their decoding was compared over another body, "names, shapes" that those fit.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def facts(checkpoint, presets: dict) -> tuple[str, ...]:
 
 def work(options: argparse.Namespace) -> int:
     """Prints the table, as wide as the terminal."""
+    from dlm_jax import text
     from launch import decoders
 
     found, presets = rows(options.find), decoders.presets()
@@ -88,7 +90,7 @@ def work(options: argparse.Namespace) -> int:
             if checkpoint.note:
                 wrapped(f"({checkpoint.note})", 6)
             if options.sources:
-                wrapped(f"{checkpoint.decoding.source}: {checkpoint.decoding.decoder}", 6)
+                wrapped(f"{checkpoint.decoding.source}: {text.brief(checkpoint.decoding.decoder)}", 6)
     return 0
 
 

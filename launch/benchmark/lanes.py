@@ -3,7 +3,7 @@
 Examples:
 
     # block-wise, threshold with dual cache, several blocks at once, coupled, commit-and-advance and AsyncLane
-    python -m launch.benchmark lanes --model runs/quickstart/models/masked --output lanes.json
+    python -m launch.benchmark lanes --model runs/quickstart-lanes/models/long --refresh-interval 2 --output lanes.json
 
     # what each mechanism and each boundary brings (Tables 5 and 6)
     python -m launch.benchmark lanes --model PATH --ablations --lengths 256
