@@ -95,18 +95,18 @@ def steps(options) -> dict:
 
 def markdown(found: dict, options) -> str:
     """Returns the report as a page."""
-    chip, count = chips.CHIPS[options.topology.split(":")[0]], build.parameter_shares(build.build(LLADA_8B))["total"]
-    weights, kind = 2 * count, options.topology
+    chip = chips.CHIPS[options.topology.split(":")[0]]
+    weights = 2 * build.parameter_shares(build.build(LLADA_8B))["total"]  # bytes
     lines = [
         "# AsyncLane on LLaDA-8B as the TPU compiler counts it", "",
         f"`python -m tests.decode.aot_asynclane {' '.join(options.command)}`, {time.strftime('%Y-%m-%d')}, "
         f"jax {jax.__version__}, libtpu {importlib.metadata.version('libtpu')}. Nothing was run on a TPU.", "",
-        f"{kind}, one chip; bfloat16, batch 1, prompt {options.prompt}, answer {options.answer}, blocks, "
+        f"{options.topology}, one chip; bfloat16, batch 1, prompt {options.prompt}, answer {options.answer}, blocks, "
         f"lanes and lookahead of {options.block}, {options.layers} layers. Flops, bytes and the compiler's estimated "
         "cycles of one greedy step, those of one and of two layers outside a scan continued to all. Bytes accessed are "
         "the operands and results of every operation, also of those in the chip's fast memory; kernels have no "
-        f"estimate of cycles here. The floor is the longer of reading {weights / 1e9:.1f} GB of weights once and of the "
-        "flops at peak.", "",
+        f"estimate of cycles here. The floor is the longer of reading {weights / 1e9:.1f} GB of weights once and "
+        "of the flops at peak.", "",
         "| step | queries | TFLOP | GB | M cycles | ms | floor, ms |", "|---|---|---|---|---|---|---|"]
     for name, row in found.items():
         floor = max(weights / chip.bandwidth, row["flops"] / chip.flops)

@@ -13,7 +13,7 @@ import numpy as np
 from dlm_jax.io import hf
 from dlm_jax.models import build
 from dlm_jax.models.hf_config import from_hf
-from dlm_jax.objectives import documents, flare, losses
+from dlm_jax.objectives import documents, flare
 from tests.oracle.refusion_train import _Checker, as_stored
 
 LOSS_RTOL, GRADIENT_RTOL, GRADIENT_ATOL = 1e-4, 1e-3, 1e-4
