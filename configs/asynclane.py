@@ -2,8 +2,8 @@
 
 The paper names no block, budget, threshold, margin or refresh interval, and no difference between LLaDA and Dream but
 their tokenizers; block and commit threshold are those of Fast-dLLM's scripts, the rest is ours. This sweep over a tiny
-model (`launch/results/asynclane.md`) tells nothing between values of `rho_min`, prefers `tau_future` 0.9, and wants keys
-refreshed every 2 iterations, not 12; 12 is kept for large models, unmeasured:
+model (`launch/results/asynclane.md`) tells nothing between values of `rho_min`, prefers `tau_future` 0.9, and wants
+keys refreshed every 2 iterations, not 12; 12 is kept for large models, unmeasured:
 
     python -m launch.benchmark lanes --model runs/quickstart-lanes/models/long --lengths 256 \\
         --sweep rho_min=0.25,0.5,0.75 --sweep cache.refresh_interval=2,4,12 --sweep tau_future=0.9,0.99

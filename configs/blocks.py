@@ -54,8 +54,8 @@ DECODING: dict[str, Decoding] = {
         decoder=decode.BlockDiffusion(commit=decode.Enough(0.9, decode.Even(0)), stop=decode.AfterBlock(),
                                       closing="always", confidence=decode.Tempered(), temperature=1.0),
         said_by="card",
-        source="SDAR's README: as many steps as a block has tokens, low_confidence_dynamic at 0.9; generate.py says 0.85, "
-               "JetEngine's rule takes the leftmost where too few are sure"),
+        source="SDAR's README: as many steps as a block has tokens, low_confidence_dynamic at 0.9; generate.py says "
+               "0.85, JetEngine's rule takes the leftmost where too few are sure"),
     "sdar_entropy": Decoding(
         decoder=decode.BlockDiffusion(commit=decode.EntropyBound(0.35), confidence=decode.Entropy(),
                                       stop=decode.AfterBlock()),

@@ -115,7 +115,7 @@ STORIES = (
     )),
 )
 
-# What the quickstart's models learn in minutes: two calculations of small numbers. Every sum and difference of the other
+# What the quickstart's models learn in minutes: two calculations of small numbers. Every sum and difference of other
 # stories also occurs in "gain and give" and "more than", whose chains are many, so that none is asked for unseen.
 
 
