@@ -10,7 +10,7 @@ from dlm_jax.conventions import Conventions
 from dlm_jax.models.config import TransformerConfig
 
 AUTHORS = "authors' code"  # tiny models of theirs: logits, and decoding where they decode differently
-LOGITS = "authors' logits"  # their decoding over another body
+LOGITS = "their logits"  # their decoding over another body
 NAMES = "names, shapes"
 _QWEN3_0_6B = blocks.MODELS["sdar_8b"].replace(
     family="a2d-qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, tie_word_embeddings=True,

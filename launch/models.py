@@ -4,11 +4,11 @@
     python -m launch.models sdar --sources
 
 A line says what all checkpoints of a family share, as `dlm_jax.conventions` has it: what a token of the prompt sees,
-which output says what a mask stands for, where blocks are counted from, what they begin with, how a finished one is run
-once more; then the tokens of a block. Below it, for every network: parameters, what they take in bfloat16 and would at a
-byte each (quantised checkpoints are not read), the decoding that --preset takes, and whether a paper, a card or code says
-so. Tested by "authors' code" means that tiny models of theirs give the same logits and answers here, "authors' logits"
-that their decoding was compared over another body, "names, shapes" that those fit.
+which output says what a mask stands for, where blocks are counted from, what they begin with, how a finished one is
+run once more; then the tokens of a block. Below it, for every network: parameters, what they take in bfloat16 and
+would at a byte each (quantised checkpoints are not read), the decoding that --preset takes, and whether a paper, a
+card or code says so. Tested by "authors' code" means that tiny models of theirs give the same logits and answers
+here, "their logits" that their decoding was compared over another body, "names, shapes" that those fit.
 """
 
 from __future__ import annotations
