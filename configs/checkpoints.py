@@ -106,5 +106,6 @@ CHECKPOINTS = (
                decoding=block_diffusion.DECODING["released"], tested=NAMES),
     Checkpoint(ids=("fredzzp/open-dcoder-0.5B",), decoding=dream.DECODING["released"], tested=NAMES,
                model=flashdlm.GUIDERS["qwen2_5_0_5b"].replace(conventions=Conventions(logits="shifted")),
-               note="its config is plain Qwen2's: add diffusion_conventions and mask_token_id to it"),
+               note="its config is plain Qwen2's: load it with config={'conventions': Conventions(logits='shifted'), "
+                    "'mask_token_id': ...}, or add diffusion_conventions and mask_token_id to its config.json"),
 )

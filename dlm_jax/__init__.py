@@ -15,7 +15,7 @@ _VERBS = {
     "check_lossless": "dlm_jax.decode.lossless",
     "init_from_ar": "dlm_jax.models.convert",
 }
-_PACKAGES = ("data", "decode", "evals", "io", "models", "nn", "objectives", "train", "types")
+_PACKAGES = ("conventions", "data", "decode", "evals", "io", "models", "nn", "objectives", "train", "types")
 
 __all__ = [*_VERBS, *_PACKAGES]
 

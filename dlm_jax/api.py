@@ -5,8 +5,10 @@ Letters: B batch, T tokens, S keys, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,34 @@ from dlm_jax.nn.visibility import Visibility
 from dlm_jax.types import Array, Params
 
 
-def load(path: str | Path, dtype: Any = None, mesh: jax.sharding.Mesh | None = None) -> tuple[Transformer, Params]:
+def load(
+    path: str | Path,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> tuple[Transformer, Params]:
     """Loads a Hugging Face directory or hub id; safetensors only, no remote code.
 
     Args:
       path: directory with config.json and safetensors, or a hub id such as "Qwen/Qwen3-0.6B".
       dtype: of the parameters and the computation; None keeps the stored one.
       mesh: from `train.sharding.make_mesh`, to shard the parameters over; None puts all on the default device.
+      config: fields of `TransformerConfig` in place of those that config.json says or leaves out, as `mask_token_id`,
+        `block_size` or `conventions`.
 
     Returns:
       The module and its parameters (nested dict, layers stacked).
 
     Raises:
-      ValueError: no such directory or id, an unsupported model, or weights that do not fit its config.json.
+      ValueError: no such directory or id, an unsupported model, weights that do not fit its config.json, or no such
+        field.
     """
     folder = folders.resolve(path)
-    model = build.build(hf.stored_config(folder, folders.load_config(folder)))
+    stored = hf.stored_config(folder, folders.load_config(folder))
+    fields = sorted(field.name for field in dataclasses.fields(stored))
+    if unknown := sorted(set(config or {}) - set(fields)):
+        raise ValueError(f"config has {unknown}: no such field; accepted: {', '.join(fields)}")
+    model = build.build(stored.replace(**config or {}))
     ends = folders.ends(folder, folders.read_config(folder))
     if len(ends) > 1:
         logging.getLogger(__name__).warning(

@@ -54,3 +54,20 @@ def test_loading_over_a_mesh(tiny, tmp_path):
     _, spread = dlm_jax.load(tmp_path / "m", dtype=jnp.bfloat16, mesh=mesh)
     assert spread["layers"]["mlp"]["up_proj"].sharding.spec == jax.P(None, "fsdp", "tensor")
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.bfloat16)), spread, params)
+
+
+def test_loading_with_what_a_config_leaves_out(tiny, tmp_path):
+    plain = build.build(tiny[0].config.replace(family="qwen2", mask_token_id=None))
+    params = random_params(plain)
+    dlm_jax.save(tmp_path / "m", plain, params)
+    asked = dlm_jax.decode.MaskedDiffusion(schedule=dlm_jax.decode.Blocks(4))
+    read = lambda **config: dlm_jax.load(tmp_path / "m", config=config)
+    with pytest.raises(ValueError, match="needs a bidirectional model"):
+        dlm_jax.generate(*read(), [[1, 2]], asked, max_new_tokens=4)
+    shifted = dlm_jax.conventions.Conventions(logits="shifted")
+    model, found = read(conventions=shifted, mask_token_id=7)
+    assert (model.config.bidirectional, model.config.shift, model.config.mask_token_id) == (True, 1, 7)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    dlm_jax.decode.Runner(model, found, asked)
+    with pytest.raises(ValueError, match=r"config has \['mask_id'\].*mask_token_id"):
+        read(mask_id=7)

@@ -154,6 +154,7 @@ def evaluate(
         "tokens_per_verification": _per_verification(out),
         "forwards": _totals(out.ledger.forwards),
         "positions": _totals(out.ledger.positions),
+        **({"counted": _totals(out.ledger.tallies)} if out.ledger.tallies else {}),
         "seconds_per_answer": sum(_seconds(single).values()) / len(single.tokens),
         "tokens_per_second": _speed(single),
         "tokens_per_second_batched": _speed(out),

@@ -13,13 +13,17 @@ Examples:
 
 The model is a masked-diffusion one with its tokenizer; questions are generated word problems, or rows of --data.
 `calls` are by Eq. 13, lanes of a group together; `forwards` are those executed, all lanes of a row in one. These and
-query positions are counted a token of the answers. Times are of whole answers, compile apart; all is from one run.
+query positions are counted a token of the answers. Times are of whole answers, compile apart, medians of passes in
+which all systems take turns; "no lane free" counts boundaries where the table of lanes was full. All is from one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,9 @@ from launch.benchmark import results
 
 COLUMNS = {
     "length": "length", "system": "system", "accuracy": "accuracy %", "tokens_per_second": "tokens / s",
-    "tokens": "tokens", "calls": "calls / token", "forwards": "forwards / token", "positions": "positions / token",
-    "fork_pairs": "fork pairs", "average_lead": "lead", "positive_lead_ratio": "positive",
-    "overlap_ratio": "overlap", "quartiles": "splits"}
+    "range": "of passes", "tokens": "tokens", "calls": "calls / token", "forwards": "forwards / token",
+    "positions": "positions / token", "fork_pairs": "fork pairs", "average_lead": "lead",
+    "positive_lead_ratio": "positive", "overlap_ratio": "overlap", "refused": "no lane free", "quartiles": "splits"}
 
 
 def systems(options: argparse.Namespace) -> dict[str, Any]:
@@ -66,37 +70,47 @@ def systems(options: argparse.Namespace) -> dict[str, Any]:
             "commit and advance": asynclane.commit_and_advance(options.boundary, **lanes), "AsyncLane": full}
 
 
-def measure(name: str, decoder: Any, length: int, subject: Any, task: Any, options: argparse.Namespace
-            ) -> dict[str, Any]:
-    """Answers all questions with one decoder; returns a row of the table.
+def generator(decoder: Any, length: int, subject: Any, prompts: list[list[int]], options: argparse.Namespace
+              ) -> Callable[[], Any]:
+    """Returns what answers all questions with one decoder.
 
     Args:
-      name: of the system.
       decoder: the system.
       length: longest answer, tokens.
       subject: model, parameters and tokenizer.
-      task: the questions and their judge.
+      prompts: token ids of the questions.
       options: the command line.
     """
     import dlm_jax
-    from dlm_jax.data.tokenizer import encode_prompt
-    from dlm_jax.decode import asynclane
 
     model, params, tokenizer = subject
-    prompts = [encode_prompt(tokenizer, row.prompt_messages) for row in task.rows]
-    generate = lambda prompts: dlm_jax.generate(
-        model, params, prompts, decoder.reading(tokenizer), max_new_tokens=length, batch_size=options.batch,
-        eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
-    generate(prompts)  # compiles every shape, and the first run of a program is slow
-    out = generate(prompts)
+    return functools.partial(
+        dlm_jax.generate, model, params, prompts, decoder.reading(tokenizer), max_new_tokens=length,
+        batch_size=options.batch, eos_id=tokenizer.eos_token_id, mask_id=tokenizer.mask_token_id)
+
+
+def measure(name: str, length: int, passes: Sequence[Any], tokenizer: Any, task: Any) -> dict[str, Any]:
+    """Returns a system's row of the table.
+
+    Args:
+      name: of the system.
+      length: longest answer, tokens.
+      passes: what each pass over the questions gave; they differ in their times alone.
+      tokenizer: of the model.
+      task: the questions and their judge.
+    """
+    from dlm_jax.decode import asynclane
+
+    out = passes[0]
     ledger, tokens = out.ledger, int(out.ledger.committed.sum())
     right = [task.judge(tokenizer.decode(ids, skip_special_tokens=True), row)[0]
              for ids, row in zip(out.tokens, task.rows)]
     every = sum(int(x.sum()) for x in ledger.forwards.values())
     each = lambda count: count / tokens if tokens else None  # answers may be empty
+    rates = [made.tokens_per_second for made in passes]
     row = {"length": length, "system": name, "accuracy": 100 * sum(right) / len(right), "tokens": tokens,
-           "tokens_per_second": out.tokens_per_second, "forwards": each(every),
-           "positions": each(sum(int(x.sum()) for x in ledger.positions.values()))}
+           "tokens_per_second": statistics.median(rates), "range": f"{min(rates):.3g}-{max(rates):.3g}",
+           "forwards": each(every), "positions": each(sum(int(x.sum()) for x in ledger.positions.values()))}
     if not out.record:
         return row | {"calls": each(every)}
     found = asynclane.diagnose(out.record)
@@ -104,6 +118,7 @@ def measure(name: str, decoder: Any, length: int, subject: Any, task: Any, optio
         field: getattr(found, field) for field in ("average_lead", "positive_lead_ratio", "overlap_ratio")}
     return row | measured | {
         "calls": each(int(asynclane.model_calls(ledger).sum())), "fork_pairs": found.fork_pairs,
+        "refused": int(ledger.tallies["forks_refused"].sum()),
         "quartiles": " ".join(f"{q:g}" for q in found.split_quartiles)}
 
 
@@ -128,6 +143,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512], metavar="N",
                    help="longest answers, tokens (default: 128 256 512)")
     p.add_argument("--batch", type=int, default=1, help="questions answered at once (default: %(default)s)")
+    p.add_argument("--repeats", type=int, default=3,
+                   help="passes over the questions, of whose times the median is told (default: %(default)s)")
     p.add_argument("--block", type=int, default=16, help="tokens of a block or lane (default: %(default)s)")
     p.add_argument("--threshold", type=float, default=0.9,
                    help="probability of commits and drafts ahead, but for several blocks (default: %(default)s)")
@@ -148,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> None:
     """Does what the command line says; `arguments` is what was typed."""
-    cli.check_counts(options, "questions", "batch", "block")
+    cli.check_counts(options, "questions", "batch", "block", "repeats")
     if min(options.lengths) < 1:
         raise ValueError(f"--lengths {min(options.lengths)}: at least 1")
     chosen = systems(options)
@@ -168,9 +185,12 @@ def run(options: argparse.Namespace, arguments: list[str]) -> None:
     subject = (*dlm_jax.load(folder, dtype=jnp.float32), tokenizers.load(folder))
     result, console = {**results.begin("lanes", arguments), "rows": []}, Console(
         width=None if sys.stdout.isatty() else 160)
+    prompts = [tokenizers.encode_prompt(subject[2], row.prompt_messages) for row in task.rows]
     for length in options.lengths:
-        for name, decoder in chosen.items():
-            result["rows"].append(measure(name, decoder, length, subject, task, options))
+        asked = {name: generator(decoder, length, subject, prompts, options) for name, decoder in chosen.items()}
+        # the first pass compiles every shape; then systems take turns, for a machine is not as fast all the time
+        passes = [{name: generate() for name, generate in asked.items()} for _ in range(1 + options.repeats)][1:]
+        result["rows"] += [measure(name, length, [made[name] for made in passes], subject[2], task) for name in asked]
     show(result["rows"], console)
     results.write(options.output, result)
 

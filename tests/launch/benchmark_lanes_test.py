@@ -57,6 +57,7 @@ def test_every_system_is_a_row(folder, tmp_path, capsys):
 
 def test_a_sweep_is_every_combination(folder, tmp_path):
     rows = measured(folder, tmp_path, "--sweep", "rho_min=0.25,0.5", "--sweep", "cache.refresh_interval=2,0")
+    assert all(row["refused"] >= 0 and row["range"].count("-") == 1 for row in rows.values())
     assert list(rows) == [f"rho_min={a} cache.refresh_interval={b}" for a in ("0.25", "0.5") for b in ("2", "0")]
 
 
@@ -77,21 +78,19 @@ def test_thresholds_reach_every_system():
 
 
 @pytest.mark.parametrize("lanes_too", [False, True])
-def test_empty_answers_have_no_cost_a_token(lanes_too, monkeypatch):
+def test_empty_answers_have_no_cost_a_token(lanes_too):
     none, counted = np.zeros(1, int), np.array([5])
     ledger = Ledger({"prefill": counted, "refresh": none}, {"prefill": counted}, none, none,
-                    {"groups": none, "reuse": none})
+                    {"groups": none, "reuse": none, "forks_refused": none})
     record = {"iterations": none, "state": np.zeros((1, 2), int)} | {
         name: np.zeros((1, 2), int) for name in ("role", "start", "length", "step", "parent", "group", "end", "valid",
                                                  "first", "last")}
     out = Generation([none[:0]], none[None], none[None], none[None], ledger, {"prefill": 0.1, "decode": 0.1},
                      record if lanes_too else {})
-    monkeypatch.setattr(dlm_jax, "generate", lambda *_, **__: out)
     task = types.SimpleNamespace(rows=[sources.parse_row(word_problems.generate(1, seed=0, split="test")[0])],
                                  judge=lambda text, row: (0.0, text))
     tokenizer = tokenizers.train(["a question and its answer"], 270)
-    options = lanes.parser().parse_args(["--model", "x"])
-    row = lanes.measure("empty", decode.AsyncLane(boundary="math"), 8, (None, None, tokenizer), task, options)
+    row = lanes.measure("empty", 8, [out, out], tokenizer, task)
     assert row["tokens"] == row["tokens_per_second"] == 0
     assert row["forwards"] is row["positions"] is row["calls"] is None
     lanes.show([row], Console(width=200))
@@ -99,7 +98,7 @@ def test_empty_answers_have_no_cost_a_token(lanes_too, monkeypatch):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--sweep", "rho_min=0.5", "--ablations"], "--sweep and --ablations"),
-    (["--questions", "0"], "--questions 0"), (["--lengths", "0"], "--lengths 0"),
+    (["--questions", "0"], "--questions 0"), (["--repeats", "0"], "--repeats 0"), (["--lengths", "0"], "--lengths 0"),
     (["--sweep", "rho=0.5"], "no such field"), (["--sweep", "rho_min=high"], "expected"),
 ])
 def test_bad_input_exits_with_2(arguments, message, folder, capsys):
