@@ -161,9 +161,11 @@ def test_the_documented_paths_are_ones_a_run_writes(job):
     named = {Path(path) for text in texts for path in re.findall(r"runs/quickstart[\w/.-]*\w", text)}
     out = jobs.default_out(None)
     models = {stages.weights_of(out, training.name) for training in PLAN.trainings}
+    studies = {stages.weights_of(jobs.default_out(None, study), training.name)
+               for study, other in jobs.PLANS.items() for training in other.trainings}
     written = {out, out / "results.json", out / "report.html", out / "data/test.jsonl"}
-    assert models & named and named <= models | written
-    assert all((job[0] / path.relative_to(out)).exists() for path in named)
+    assert models & named and named <= studies | written
+    assert all((job[0] / path.relative_to(out)).exists() for path in named & (models | written))
 
 
 def test_rows_of_ones_own_are_a_run_of_their_own(data, monkeypatch):
