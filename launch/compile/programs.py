@@ -240,4 +240,4 @@ def decoding(options: argparse.Namespace, devices: list[Any]) -> Job:
         flops=work.products(one_step) / len(devices), moved=float(held((params, state.cache)) - looked_up), looped=True,
         facts={"mesh": dict(mesh.shape), "parameters": sum(x.size for x in jax.tree.leaves(params)),
                "cache_bytes": held(state.cache), "cache_row_bytes": sum(x.size * x.dtype.itemsize for x in cache) / B,
-               "cache_spec": str(cache[0].sharding.spec)})
+               "cache_spec": str(cache[0].sharding.spec) if cache else None})  # some decoders keep nothing
